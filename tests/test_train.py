@@ -39,7 +39,7 @@ def lm() -> CausalLM:
 
 
 def trainer(
-    lm: CausalLM, kind: str, folder: Path, tokens: int = 960, optimizer: str = ADAMW, begin: Beginning | None = None
+    lm: CausalLM, kind: str, folder: Path, tokens: int = 880, optimizer: str = ADAMW, begin: Beginning | None = None
 ) -> Trainer:
     torch.manual_seed(0)
     data = rows(TEXTS, tiny.tokenizer(), 48)
@@ -70,14 +70,29 @@ def test_training_learns(kind: str, optimizer: str, lm: CausalLM, tmp_path: Path
     assert all(0 <= x <= 1.000001 for x in (*measured.greedy, *measured.shared))
 
 
+def test_a_run_reads_as_many_tokens_as_its_plan_says(lm: CausalLM, tmp_path: Path) -> None:
+    """Texts of unequal lengths: one is fifty times as long as the others."""
+    data = [Row(np.arange(n, dtype=np.int64) % 200, 0) for n in [20] * 60 + [1000]]
+    batches = Batches(data, 4, 0)
+    made = Trainer(new_head("medusa", parts(lm)), lm, batches, Plan("medusa", 22_000, batch=4), tmp_path)
+    read = sum(int(batches[step][1].sum()) for step in range(made.steps))
+    assert read == pytest.approx(22_000, rel=0.1)
+
+
 @torch.no_grad()
 def test_accuracy_place_by_place(lm: CausalLM) -> None:
     """Of Medusa, whose level j at h_t drafts x_{t+2+j}: t + 2 tokens are committed."""
     head = random_medusa(lm, 1)
     data, num_roots = rows(TEXTS, tiny.tokenizer(), 48), 70
-    rng = np.random.default_rng(0)
-    texts = [data[i].ids for i in rng.integers(len(data), size=num_roots)]
-    starts = [int(rng.integers(2, len(ids) - 3)) for ids in texts]
+    data = [Row(row.ids, skipped) for row, skipped in zip(data, (0, 20, 40, 44, *[0] * len(data)), strict=False)]
+    # A text's first place is behind its first learnt token, or where there is just room for three levels.
+    both = [
+        (row.ids, start)
+        for row in data
+        for start in range(max(2, min(row.skipped + 1, len(row.ids) - 4)), len(row.ids) - 3)
+    ]
+    chosen = [both[i] for i in np.random.default_rng(0).integers(len(both), size=num_roots)]
+    texts, starts = zip(*chosen, strict=True)
     same, shared = torch.zeros(3), torch.zeros(3)
     for ids, start in zip(texts, starts, strict=True):
         states = lm.states(torch.from_numpy(ids[None]), (FINAL,))[0]

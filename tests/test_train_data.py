@@ -10,6 +10,8 @@ import torch
 
 import tiny
 from foretoken.core.errors import ForetokenError
+from foretoken.models.load import load_tokenizer
+from foretoken.models.text import encode
 from foretoken.train.data import Batches, Record, Row, records, rows
 
 
@@ -23,7 +25,7 @@ def test_data(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "plain.txt").write_text("x" * 100)
     found = list(records([str(path), str(tmp_path / "plain.txt")]))
-    assert found[0] == Record("user: hi\nassistant: ", "yes " * 9)
+    assert found[0] == Record([{"role": "user", "content": "hi"}], "yes " * 9)
     cut = rows(found, tiny.tokenizer(), 64)
     assert [len(row.ids) for row in cut] == [57, 34, 34, 64, 37]
     assert [row.skipped for row in cut] == [20, 0, 5, 0, 0]
@@ -56,22 +58,24 @@ def turns(*contents: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (turns(None), "must hold strings, but its content of turn 1 is null: write it as one"),
-        (turns(["a"], "b"), r'its content of turn 1 is \["a"\]'),
-        (turns("a", {"text": "b"}), "its content of turn 2 is"),
+        (turns(None), "line 2 must hold strings, but its text is null: write it as one"),
+        (turns(["a"], "b"), "The content of message 1 of the conversation in .*line 2 is no text"),
+        (turns("a", {"text": "b"}), r'line 2 must hold strings, but its text is {"text": "b"}'),
         (
             {"conversations": [{"role": 7, "content": "a"}, {"role": "assistant", "content": "b"}]},
-            "role of turn 1 is 7",
+            "The role of message 1 of the conversation in .*line 2 is no text",
         ),
-        ({"prompt": None, "text": "a"}, "its prompt is null"),
-        ({"text": "a\ud83d"}, r"holds half a character, \\ud83d, in its text"),
-        (turns("\ude00"), r"half a character, \\ude00, in its content of turn 1"),
+        ({"prompt": None, "text": "a"}, "line 2 must hold strings, but its prompt is null"),
+        ({"messages": [{"role": "user"}], "text": "a"}, "Message 1 of the conversation in .*line 2 has no content"),
+        ({"text": "a\ud83d"}, r"The text in .*line 2 is not valid Unicode: character 2 .*U\+D83D"),
+        (turns("\ude00"), r"The text in .*line 2 is not valid Unicode: character 1 .*U\+DE00"),
+        ({"text": "a", "token_ids": [1, -1]}, "line 2 has token_ids that are no list of whole numbers"),
     ],
 )
 def test_a_line_that_is_no_text_is_named(bad: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(json.dumps({"text": "good \U0001f600"}) + "\n" + json.dumps(bad) + "\n")
-    with pytest.raises(ForetokenError, match=f"d.jsonl, line 2 .*{message}"):
+    with pytest.raises(ForetokenError, match=message):
         list(records([str(path)]))
 
 
@@ -108,3 +112,34 @@ def test_records_may_be_token_ids(tmp_path: Path) -> None:
         path.write_text(json.dumps(bad) + "\n")
         with pytest.raises(ForetokenError, match=what):
             list(records([str(path)]))
+
+
+def test_what_a_model_has_sampled_is_learnt_as_it_was_sampled(tmp_path: Path) -> None:
+    """The tokenizer would merge its pieces and end it, although the model stopped at a length."""
+    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
+    said = {"text": "ab" * 10, "token_ids": [7] * 20, "finish_reason": "length"}
+    asked = [{"role": "user", "content": "hi"}]
+    path.write_text(json.dumps({"prompt": "given", **said}) + "\n" + json.dumps({"messages": asked, **said}) + "\n")
+    before = [encode(tokenizer, "given"), encode(tokenizer, "user: hi\nassistant: ")]
+    for row, given in zip(rows(list(records([str(path)])), tokenizer, 64), before, strict=True):
+        assert row.ids.tolist() == [*given, *[7] * 20]
+        assert row.skipped == len(given)
+
+
+def test_conversations_have_the_form_of_the_chat_template() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (row,) = rows([Record([{"role": "user", "content": "hi"}], "yes " * 9)], tokenizer, 99)
+    given = encode(tokenizer, "<user>hi<assistant>")
+    assert row.ids.tolist() == [*given, *encode(tokenizer, "yes " * 9), tokenizer.eos_token_id]
+    assert row.skipped == len(given)
+
+
+def test_a_token_of_both_prompt_and_text_is_learnt() -> None:
+    """Else the first word of every answer would be, where a prompt ends in a space."""
+    tokenizer = load_tokenizer("models/target")
+    (row,) = rows(
+        [Record("Who is there? ", "the answer is that nobody has been there since the beginning")], tokenizer, 99
+    )
+    assert tokenizer.decode(row.ids[: row.skipped]) == "Who is there?"
+    assert tokenizer.decode(row.ids[row.skipped :]).startswith(" the answer")

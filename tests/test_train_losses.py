@@ -16,7 +16,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.train import losses
 from foretoken.train.loop import read_texts
-from foretoken.train.losses import LOSSES, Texts, dflash_loss, eagle_loss, gumiho_loss, medusa_loss, noisy
+from foretoken.train.losses import LOSSES, Texts, dflash_loss, drawn_places, eagle_loss, gumiho_loss, medusa_loss, noisy
 from models_zoo import random_medusa
 from test_heads import of_block
 
@@ -64,7 +64,7 @@ def test_alignment(lm: CausalLM) -> None:
 @torch.no_grad()
 def test_gumiho_loss_place_by_place(regress_only: bool, lm: CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each MLP at each place by itself, from equations 8 to 10 with the text's own tokens as the drafted ones."""
-    monkeypatch.setattr(losses, "noisy", lambda states, _: states)
+    monkeypatch.setattr(losses, "noisy", lambda states, *_: states)
     torch.manual_seed(2)
     head, t = new_head("gumiho", parts(lm)), 11
     for parameter in head.mlp.parameters():
@@ -133,7 +133,9 @@ def test_blocks_learn_the_tokens_behind_their_roots(kind: str, lm: CausalLM) -> 
     head = new_head(kind, parts(lm), layers=2, levels=3)
     ids, mask = torch.randint(257, (2, 24)), torch.rand(2, 24) < 0.7
     texts = read_texts(head, lm, ids, mask)
-    roots = 1 + torch.randperm(22, generator=torch.Generator().manual_seed(1))[:4]
+    useful = [root for root in range(1, 24) if mask[:, root + 1 : root + 4].any()]
+    order = torch.randperm(len(useful), generator=torch.Generator().manual_seed(1))
+    roots = torch.tensor(useful)[order[: round(len(useful) / 6)]]
     total = weight = 0.0
     for b in range(2):
         for root in roots.tolist():
@@ -157,7 +159,9 @@ def test_masked_positions_teach_nothing(lm: CausalLM) -> None:
 
 
 def test_noise() -> None:
-    noise = noisy(torch.zeros(4, 256, 100), torch.Generator().manual_seed(0))
+    noise = noisy(torch.zeros(4, 256, 100), torch.tensor([256, 256, 256, 128]), torch.Generator().manual_seed(0))
+    assert float(noise[3].abs().max()) == pytest.approx(0.4, rel=1e-2)  # by its own length, not the others'
+    noise = noise[:3]
     assert float(noise.abs().max()) == pytest.approx(0.2, rel=1e-2)  # +-0.1 on 512 tokens, twice that on 256
     assert float(noise.std()) == pytest.approx(0.4 / 12**0.5, rel=1e-2)
 
@@ -170,10 +174,26 @@ def test_a_share_of_the_roots_estimates_the_whole_loss(lm: CausalLM) -> None:
     d = lm.hidden_size
     texts = Texts(ids, torch.ones_like(ids, dtype=torch.bool), states[..., :-d], states[..., -d:])
     n = ids.shape[1] - 1
-    whole = [step_losses(head, texts, None)[j] for j in range(3)]
-    alone = [[step_losses(head, texts, root)[j] for root in range(n - 1 - j)] for j in range(3)]
+    whole = step_losses(head, texts, None)
     for j in range(1, 3):
-        assert float(torch.stack(alone[j]).mean()) == pytest.approx(float(whole[j]), rel=1e-5)
+        alone = [step_losses(head, texts, root)[j] for root in range(n - 1 - j)]
+        assert float(torch.stack(alone).mean()) == pytest.approx(float(whole[j]), rel=1e-5)
+
+
+def test_places_with_nothing_to_learn_behind_them_are_not_drawn() -> None:
+    """So a chat whose answer is a quarter of it is not drafted from in its prompt."""
+    learnt = torch.zeros(100, dtype=torch.bool)
+    learnt[[70, 90]] = True
+    assert drawn_places(learnt, 3, 1.0, torch.Generator()).tolist() == [67, 68, 69, 87, 88, 89]
+    some = drawn_places(learnt, 3, 0.5, torch.Generator().manual_seed(0)).tolist()
+    assert len(set(some)) == 3
+    assert some == sorted(some)
+    assert drawn_places(learnt[:60], 3, 0.5, torch.Generator()).tolist() == [0]
+
+
+def test_the_length_of_a_text_is_without_its_padding() -> None:
+    mask = torch.tensor([[False, True, True, False], [False, False, True, True]])
+    assert Texts(mask.long(), mask, mask[..., None].float(), mask[..., None].float()).lengths.tolist() == [3, 4]
 
 
 def step_losses(head: PublishedHead, texts: Texts, root: int | None) -> list[torch.Tensor]:
@@ -184,7 +204,7 @@ def step_losses(head: PublishedHead, texts: Texts, root: int | None) -> list[tor
             patch.setattr(losses, "UNROLLED", steps)
             if root is not None:
                 n = texts.ids.shape[1] - 1
-                order = torch.tensor([root, *(i for i in range(n) if i != root)])
+                order = torch.tensor([root, *(i for i in range(n - 2) if i != root)])
                 patch.setattr(torch, "randperm", lambda _, generator=None, order=order: order)
             share = 1.0 if root is None else 1e-9
             sums.append(losses.eagle3_loss(head, texts, torch.Generator(), share).detach())

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,25 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.errors import ForetokenError
-from foretoken.models.text import Tokenizer, encode
+from foretoken.core.messages import Message, check_messages, check_text
+from foretoken.models.text import Tokenizer, chat_prompt, encode
 
 SHORTEST = 16  # smallest number of tokens of a row; shorter ones teach next to nothing
 
 
 @dataclass(frozen=True)
 class Record:
-    """One training text: strings, or token ids.
+    """One training text.
 
-    prompt: the beginning of the text, which is given and not learnt.
-    text: the rest, which is learnt.
+    prompt: its beginning, which is given and not learnt: a string, the messages of a conversation, or token ids.
+    text: the rest, which is learnt: a string, or token ids, which are exact where a model has sampled the text, since
+        its tokenizer may encode the decoded string as other ids.
     file: the file where it stands, for messages.
-    ids: token ids of the whole text instead of strings, else empty. Where a model has sampled a text, its tokenizer may
-        encode the decoded string as other ids.
-    given: with `ids`, how many of the first of them are not learnt.
     """
 
-    prompt: str
-    text: str
+    prompt: str | list[Message] | tuple[int, ...]
+    text: str | tuple[int, ...]
     file: str = field(default="the data", compare=False)
-    ids: tuple[int, ...] = ()
-    given: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,10 @@ def records(files: Sequence[str]) -> Iterator[Record]:
     """Yield the training texts of files.
 
     A file is one text. In a .jsonl file each line is one, an object of one of these forms: {"text"}, {"prompt",
-    "text"}, {"conversations": [{"role", "content"}]}, or {"ids", "given"}, which has the token ids of a whole text and
-    the number of the first ones that are not learnt. The last assistant turn of a conversation is learnt; all turns
-    before it are the prompt, and turns after it are left out. Blank files and lines are left out.
+    "text"}, {"messages", "text"}, {"conversations": [{"role", "content"}]}, or {"ids", "given"}, which has the token
+    ids of a whole text and the number of the first ones that are not learnt. The last assistant turn of `conversations`
+    is learnt; all turns before it are given, and turns after it are left out. "token_ids" beside "text", as `generate
+    --json` writes them, are learnt in its place. Blank files and lines are left out.
 
     files: paths of the files.
 
@@ -64,7 +63,7 @@ def records(files: Sequence[str]) -> Iterator[Record]:
     for name in files:
         path = Path(name)
         try:
-            content = path.read_text()
+            content = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ForetokenError(
                 f"Cannot read data file {name}: {getattr(error, 'strerror', None) or error}."
@@ -80,50 +79,47 @@ def records(files: Sequence[str]) -> Iterator[Record]:
 
 
 def _record(line: str, file: str, place: str) -> Record:
-    turns, last, strings, of_ids = [], 0, {}, None
     try:
         value = json.loads(line)
-        if "ids" in value:
-            of_ids = value["ids"], value.get("given", 0)
-        elif "conversations" in value:
-            turns = [(turn["role"], turn["content"]) for turn in value["conversations"]]
-            last = max(i for i, (role, _) in enumerate(turns) if role == "assistant")
-            strings = {f"role of turn {i}": role for i, (role, _) in enumerate(turns, start=1)}
-            strings |= {f"content of turn {i}": content for i, (_, content) in enumerate(turns, start=1)}
+        turns, of_ids = value.get("conversations"), "ids" in value
+        if of_ids:
+            prompt = text = ""
+        elif turns is None:
+            prompt, text = value.get("messages", value.get("prompt", "")), value["text"]
         else:
-            strings = {"prompt": value.get("prompt", ""), "text": value["text"]}
+            last = max(i for i, turn in enumerate(turns) if turn["role"] == "assistant")
+            prompt, text = turns[:last], turns[last]["content"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ForetokenError(
             f'{place} is no training text: write {{"text": ...}} or {{"conversations": [{{"role", "content"}}, ...]}}, '
             "with an assistant turn."
         ) from error
-    if of_ids is not None:
-        return _record_of_ids(*of_ids, file, place)
-    for what, string in strings.items():
-        _check(string, what, place)
-    if not turns:
-        return Record(strings["prompt"], strings["text"], file)
-    said = [f"{role}: {content}\n" for role, content in turns[:last]]
-    return Record("".join(said) + "assistant: ", turns[last][1], file)
+    if of_ids:
+        ids, given = _ids(value["ids"], "ids", place), value.get("given", 0)
+        if type(given) is not int or not 0 <= given <= len(ids):
+            raise ForetokenError(f"{place} has given {given}: it must be a number of its {len(ids)} ids.")
+        return Record(ids[:given], ids[given:], file)
+    if prompt == []:
+        prompt = ""
+    if isinstance(prompt, list):
+        check_messages(prompt, f"The conversation in {place}")
+    else:
+        _check(prompt, "prompt", place)
+    _check(text, "text", place)
+    learnt = _ids(value["token_ids"], "token_ids", place) if "token_ids" in value else text
+    return Record(prompt, learnt, file)
 
 
-def _record_of_ids(ids: Any, given: Any, file: str, place: str) -> Record:
+def _ids(ids: Any, what: str, place: str) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(x) is int and x >= 0 for x in ids):
-        raise ForetokenError(f"{place} has ids that are no list of whole numbers from 0 on: mend or remove the line.")
-    if type(given) is not int or not 0 <= given <= len(ids):
-        raise ForetokenError(f"{place} has given {given}: it must be a number of its {len(ids)} ids.")
-    return Record("", "", file, tuple(ids), given)
+        raise ForetokenError(f"{place} has {what} that are no list of whole numbers from 0 on: mend or remove it.")
+    return tuple(ids)
 
 
 def _check(string: object, what: str, place: str) -> None:
     if not isinstance(string, str):
         raise ForetokenError(f"{place} must hold strings, but its {what} is {json.dumps(string):.40}: write it as one.")
-    try:
-        string.encode()
-    except UnicodeEncodeError as error:
-        raise ForetokenError(
-            f"{place} holds half a character, \\u{ord(string[error.start]):x}, in its {what}: mend or remove it."
-        ) from error
+    check_text(string, f"The {what} in {place}")
 
 
 def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row]:
@@ -132,19 +128,14 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
     Pieces shorter than SHORTEST, and pieces with nothing to learn, are left out.
 
     texts: the texts.
-    tokenizer: encodes the texts that are strings. Its end-of-text id, if it has one, is appended to these, but not to
-        texts that are ids.
+    tokenizer: encodes what is a string. Its end-of-text id, if it has one, is appended to texts that end in a string.
     length: largest number of ids of a row.
 
     Raises ForetokenError where no row is left.
     """
-    end = tokenizer.eos_token_id
     out = []
     for text in texts:
-        given, ids = text.given, list(text.ids)
-        if not ids:
-            given = len(encode(tokenizer, text.prompt)) if text.prompt else 0
-            ids = encode(tokenizer, text.prompt + text.text) + ([end] if isinstance(end, int) else [])
+        ids, given = _encoded(text, tokenizer)
         for start in range(0, len(ids), length):
             piece = np.array(ids[start : start + length], dtype=np.int64)
             skipped = max(0, min(given - start, len(piece)))
@@ -156,6 +147,26 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
             f"There is no text of {SHORTEST} tokens or more among the {len(texts)} from {files}: give longer ones."
         )
     return out
+
+
+def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
+    """Return the ids of a text, and how many of the first ones are given."""
+    prompt, text = record.prompt, record.text
+    if isinstance(prompt, list):
+        if tokenizer.chat_template:
+            prompt = tuple(chat_prompt(tokenizer, prompt, f"A conversation in {record.file}"))
+        else:
+            prompt = "".join(f"{turn['role']}: {turn.get('content') or ''}\n" for turn in prompt) + "assistant: "
+    if isinstance(text, tuple):
+        first = encode(tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
+        return [*first, *text], len(first)
+    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+    if not isinstance(prompt, str):
+        return [*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"], *end], len(prompt)
+    ids, alone = encode(tokenizer, prompt + text), encode(tokenizer, prompt) if prompt else []
+    # The end of the prompt and the beginning of the text may be one token, which is learnt.
+    given = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(alone, ids, strict=False)))
+    return ids + end, given
 
 
 def commonest(data: Sequence[Row], num_tokens: int, vocab_size: int) -> torch.Tensor:
@@ -182,9 +193,10 @@ def digest(texts: Sequence[Record]) -> str:
     """Return the SHA-256 of all texts, in order, as hexadecimal digits."""
     sha = hashlib.sha256()
     for text in texts:
-        for part in (text.prompt, text.text, *((repr((text.ids, text.given)),) if text.ids else ())):
-            sha.update(f"{len(part)}:".encode())
-            sha.update(part.encode())
+        for part in (text.prompt, text.text):
+            written = part if isinstance(part, str) else json.dumps(part)
+            sha.update(f"{len(written)}:".encode())
+            sha.update(written.encode())
     return sha.hexdigest()
 
 

@@ -40,7 +40,7 @@ class Accuracy:
 
 @torch.no_grad()
 def accuracy(head: PublishedHead, lm: CausalLM, data: Sequence[Row], num_roots: int) -> Accuracy:
-    """Measure how well a head drafts: along the texts themselves, from random places in them.
+    """Measure how well a head drafts: along the texts themselves, from random places of what is learnt of them.
 
     The places are the same for all heads with the same number of levels, DEPTH at most.
 
@@ -52,15 +52,19 @@ def accuracy(head: PublishedHead, lm: CausalLM, data: Sequence[Row], num_roots: 
     Raises ForetokenError where all texts are too short.
     """
     depth = min(DEPTH, head.depth or DEPTH)
-    rng = np.random.default_rng(0)
     usable = [row for row in data if len(row.ids) > depth + 3]
     if not usable:
         raise ForetokenError(f"The held-out data has no text of {depth + 4} tokens: give longer texts.")
+    # Drafting begins behind a text's first learnt token, or where there is just room for all levels.
+    firsts = [max(2, min(row.skipped, len(row.ids) - depth - 2) + 1) for row in usable]
+    counts = [len(row.ids) - depth - first for row, first in zip(usable, firsts, strict=True)]
     # A copy drafts, in the target's dtype as in an engine, so that training goes on with the head as it is.
     head = copy.deepcopy(head, {id(head.target): head.target}).to(lm.dtype).eval()
-    texts = rng.integers(len(usable), size=num_roots).tolist()
-    starts = [int(rng.integers(2, len(usable[i].ids) - depth)) for i in texts]  # how many tokens count as committed
-    places = sorted(zip(texts, starts, strict=True))  # by text, so that the states of few texts are in memory
+    ends = np.cumsum(counts)
+    numbers = np.sort(np.random.default_rng(0).integers(ends[-1], size=num_roots))
+    texts = np.searchsorted(ends, numbers, side="right")
+    # Per place its text, and how many tokens count as committed; by text, so that the states of few are in memory.
+    places = [(int(i), int(firsts[i] + number - ends[i] + counts[i])) for i, number in zip(texts, numbers, strict=True)]
     chunks = (places[first : first + SIDE_BY_SIDE] for first in range(0, num_roots, SIDE_BY_SIDE))
     found = torch.cat([_drafted(head, lm, usable, chunk, depth) for chunk in chunks], 1)
     greedy, shared = found.mean(1).T.tolist()

@@ -114,8 +114,8 @@ class Trainer:
         """
         self.head, self.lm, self.batches, self.plan, self.folder = head, lm, batches, plan, folder
         self.cache, self.begin = cache, begin
-        per_step = batches.batch * min(plan.length, max(len(row.ids) for row in batches.data))
-        self.steps = max(1, round(plan.tokens / per_step))
+        per_row = sum(len(row.ids) for row in batches.data) / len(batches.data)
+        self.steps = max(1, round(plan.tokens / (batches.batch * per_row)))
         self.step, self.tokens, self.smooth = 0, 0, math.nan
         self.optimizers = _optimizers(head, plan.optimizer)
 

@@ -47,16 +47,41 @@ class Texts:
     features: Float[Tensor, "b t f"]
     states: Float[Tensor, "b t d"]
 
+    @property
+    def lengths(self) -> Int[Tensor, " b"]:
+        """The number of tokens of each text up to the last one that is learnt, behind which there is only padding."""
+        return self.ids.shape[1] - self.mask.flip(1).int().argmax(1)
 
-def noisy(states: Float[Tensor, "b t d"], rng: torch.Generator, size: float = 0.2) -> Float[Tensor, "b t d"]:
+
+def noisy(
+    states: Float[Tensor, "b n d"], lengths: Int[Tensor, " b"], rng: torch.Generator, size: float = 0.2
+) -> Float[Tensor, "b n d"]:
     """Return states with uniform noise, as in EAGLE's training.
 
-    states: the states, of mean square about 1 [b, t, d].
+    states: the states, of mean square about 1 [b, n, d].
+    lengths: the number of tokens of each text [b].
     rng: the generator of the noise, on the CPU.
     size: the noise is within +-size / 2 for texts of 512 tokens, and 512 / t times as large for texts of t tokens.
     """
     u = torch.rand(states.shape, generator=rng, dtype=states.dtype).to(states.device)
-    return states + (u - 0.5) * size * 512 / states.shape[1]
+    return states + (u - 0.5) * size * 512 / lengths[:, None, None]
+
+
+def drawn_places(learnt: Bool[Tensor, " n"], reach: int, share: float, rng: torch.Generator) -> Int[Tensor, " m"]:
+    """Return random places from which drafts reach something that is learnt, in ascending order [m].
+
+    learnt: which of the n places of a text are learnt [n].
+    reach: how many places after its own a draft has.
+    share: the share of these places that is drawn; at least one is, place 0 where there are none.
+    rng: the generator of the choice, on the CPU.
+    """
+    up_to = learnt.cumsum(0)  # how many places are learnt up to each one
+    ends = (torch.arange(len(learnt), device=learnt.device) + reach).clamp(max=len(learnt) - 1)
+    places = torch.nonzero(up_to[ends] > up_to).flatten()
+    if not len(places):
+        return places.new_zeros(1)
+    order = torch.randperm(len(places), generator=rng)[: max(1, round(share * len(places)))]
+    return places[order.sort().values.to(places.device)]
 
 
 def mean(values: Float[Tensor, "b n"], mask: Bool[Tensor, "b n"]) -> Tensor:
@@ -88,7 +113,7 @@ def regression(head: Eagle, states: Tensor, wanted: Tensor, p: Tensor, mask: Ten
 def _forward(head: Eagle, texts: Texts, rng: torch.Generator) -> Float[Tensor, "b n d"]:
     """Return the head's states o_i for i = 0 .. t - 2, from h_i with noise and x_{i+1} [b, t - 1, d]."""
     n = texts.ids.shape[1] - 1
-    states = noisy(head.enter(texts.features[:, :-1]), rng)
+    states = noisy(head.enter(texts.features[:, :-1]), texts.lengths, rng)
     cos, sin = head.rotary.angles(torch.arange(n, device=states.device)[None])
     return head.step(head.embed(texts.ids[:, 1:]), states, cos, sin, [causal] * head.num_layers)
 
@@ -169,8 +194,9 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
     head can draft its token. Source: Li et al. 2025, EAGLE-3.
 
     head, texts, rng: see the module's docstring.
-    roots: share of the positions from which the levels after the first are drafted, drawn anew for every batch; 1 as
-        published. A third makes a step of training twice as fast.
+    roots: share of the positions from which the levels after the first are drafted, drawn anew for every batch among
+        those where a level has something to learn; 1: all positions, as published. A third makes a step of training
+        twice as fast.
     """
     n = texts.ids.shape[1] - 1
     if head.t2d is None:
@@ -183,10 +209,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
     embedded = head.embed(texts.ids[:, 1:])
     states = head.enter(texts.features[:, :-1])
     everywhere = torch.arange(n, device=states.device)
-    chosen = everywhere
-    if roots < 1:
-        order = torch.randperm(n, generator=rng).to(states.device)
-        chosen = order[: max(1, round(roots * n))].sort().values
+    chosen = everywhere if roots == 1 else drawn_places(follows.any(0), UNROLLED - 1, roots, rng)
     attend, total = Unrolled(chosen), states.new_zeros(())
     for j in range(min(UNROLLED, n)):
         # Level j below position r stands at r + j, reads x_{r+j+1}, and predicts x_{r+j+2}, whose p is p[r + j].
@@ -203,7 +226,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
 
 
 def dflash_loss(head: DFlash, texts: Texts, rng: torch.Generator) -> Tensor:
-    """Return the cross-entropy, against the text's tokens, of blocks that begin at random positions.
+    """Return the cross-entropy, against the text's tokens, of blocks at random positions where there is some to learn.
 
     The weight at mask i + 1 is e^(-i / gamma). gamma is linear in the size of a block: 7 for 16 tokens and 4 for 8, as
     released. Source: Chen, Liang, Liu 2026, DFlash.
@@ -211,10 +234,10 @@ def dflash_loss(head: DFlash, texts: Texts, rng: torch.Generator) -> Tensor:
     head, texts, rng: see the module's docstring.
     """
     (b, n), size, device = texts.ids.shape, head.block, texts.ids.device
-    roots = 1 + torch.randperm(max(n - 2, 1), generator=rng)[: max(1, n // ANCHORS)].sort().values.to(device)
+    text = torch.arange(n, device=device)
+    roots = 1 + drawn_places(texts.mask[:, 1:].any(0), size - 1, 1 / ANCHORS, rng)
     at = (roots[:, None] + torch.arange(size, device=device)).flatten()  # positions, one block behind the other
     of_block = torch.arange(len(roots), device=device).repeat_interleave(size)
-    text = torch.arange(n, device=device)
     seen = of_block[:, None] == of_block
     if head.causal:
         seen = seen & (at[:, None] >= at)
