@@ -274,6 +274,7 @@ def test_what_transformers_leaves_out_is_llamas_default(target: TargetParts, tmp
         ({"rms_norm_eps": 1}, "config.json cannot be read .*rms_norm_eps.*: mend it"),
         ({"rope_theta": "x"}, "rope_theta must be a number above 0"),
         ({"head_dim": 12}, "attention heads of width 12, which does not divide its"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu in its config.json, and only silu is read: take another head"),
         ({"model_type": "speculators", "head_dim": 4}, "attention heads of width 4, and .* rotates 8"),
     ],
 )
@@ -288,6 +289,14 @@ def test_a_model_type_that_is_no_name_is_none_of_transformers(target: TargetPart
     config = transformer(target) | {"model_type": ["llama"], "rope_theta": 500.0}
     head = loaded(tmp_path / "head", checkpoint("eagle3", target), config, target)
     assert head.rotary is target.rotary
+
+
+def test_two_weights_of_one_name_are_refused(target: TargetParts, tmp_path: Path) -> None:
+    """Else one of them would be read, and nobody would know which."""
+    weights = checkpoint("eagle", target)
+    both = weights | {"model.fc.weight": torch.zeros_like(weights["fc.weight"])}
+    with pytest.raises(ForetokenError, match=r"has (model.)?fc.weight and (model.)?fc.weight, which are one weight"):
+        loaded(tmp_path / "head", both, {}, target)
 
 
 @pytest.mark.parametrize(

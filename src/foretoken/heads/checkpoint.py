@@ -48,6 +48,7 @@ INNER = (
     "eagle_config",
     "dflash_config",
 )  # objects in config.json that describe the head (of speculators; NVIDIA; DFlash)
+SILU = ("silu", "swish")  # two names of one activation
 ROWS = 8192  # rows of an embedding that are compared at once
 ROUNDED = 2.0**-7  # relative difference up to which values are equal; two roundings of one to 16 bits differ by less
 SAMPLES = 32  # number of values of the target's embedding that config.json keeps, by which the target is recognised
@@ -102,9 +103,15 @@ class Checkpoint:
 
         prefix: what the layer's keys begin with, its dot included.
 
-        Raises ForetokenError where a weight is missing, or the width of attention heads does not divide its channels.
+        Raises ForetokenError where a weight is missing, the width of attention heads does not divide its channels, or
+        the activation is not SiLU.
         """
         config, parts, llama = self.config, self.parts, self.llama()
+        if config.get("hidden_act") not in (None, *SILU):
+            raise ForetokenError(
+                f"{self.path} has hidden_act {config['hidden_act']} in its config.json, and only silu is read: take "
+                "another head."
+            )
         queries, width = self.size(f"{prefix}self_attn.q_proj.weight")
         keys, _ = self.size(f"{prefix}self_attn.k_proj.weight")
         inner, hidden = self.size(f"{prefix}mlp.gate_proj.weight")
@@ -246,17 +253,12 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[PublishedHead, dict
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        if path.suffix == ".safetensors":
-            return _by_authors(load_file(path))
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        stored = path.suffix == ".safetensors"
+        loaded = load_file(path) if stored else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # weight files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot read {path} as weights ({type(error).__name__}): download it again.") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ForetokenError(f"{path} holds no table of tensors by name, so that it is no draft head.")
-    return _by_authors(loaded)
-
-
-def _by_authors(loaded: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: loaded[there] for key, there in by_authors_names(loaded).items()}
 
 

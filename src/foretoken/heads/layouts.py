@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+from foretoken.core.errors import ForetokenError
+
 EMBEDDING = "embed_tokens.weight"
 # Weights that are not read: rotary frequencies, which follow from config.json, and copies of the target's norm and LM
 # head, which only training needs.
@@ -35,8 +37,16 @@ def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
     SGLang, SpecForge and speculators.
 
     keys: all keys of the file.
+
+    Raises ForetokenError for two keys of one weight.
     """
-    plain = {re.sub(r"^(model\.|medusa_heads?\.)+", "", key): key for key in keys if not re.match(DERIVED, key)}
+    plain: dict[str, str] = {}
+    for key in keys:
+        name = re.sub(r"^(model\.|medusa_heads?\.)+", "", key)
+        if name in plain:
+            raise ForetokenError(f"The head has {plain[name]} and {key}, which are one weight, {name}: remove either.")
+        if not re.match(DERIVED, key):
+            plain[name] = key
     blocks = {(int(m[1]), int(m[2])) for key in plain if (m := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", key))}
     if not blocks:
         return plain
