@@ -63,6 +63,11 @@ def test_the_speed_is_the_mean_of_ratios_and_has_an_error():
     assert (twice.x_plain, twice.error) == (found.x_plain, found.error), "a second round is no other prompt"
     one = replace(found, runs=Runs(own.runs[:1]), plain=Runs(plain.runs[:1]))
     assert (one.x_plain, one.error) == (pytest.approx(2.0), None)
+    assert found.pays
+    assert one.pays
+    uneven = Runs(tuple(Continued((2,), s) for s in (1.0, 60.0)))  # on average faster, by less than the error
+    assert 1 < replace(found, runs=uneven).x_plain
+    assert not replace(found, runs=uneven).pays
 
 
 @pytest.mark.parametrize(
