@@ -1,6 +1,7 @@
 """The engine on tiny random models: the same text as plain decoding, alone or in a batch, streamed or not."""
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import foretoken
 import tiny
 from foretoken.decode import DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
+from foretoken.vocab.vocabulary import vocabulary
 
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
 
@@ -313,6 +315,42 @@ def test_text_stream_holds_back_half_characters_and_half_stops():
     assert other.push(tok("x EN")["input_ids"]) + other.finish() == "x EN"
     first, second = tok("é")["input_ids"]
     assert TextStream(tok, (), [first]).push([second]) == "é", "a character begun in the prompt"
+
+
+def streamed(prompt: bytes, pieces: list[bytes]) -> str:
+    tok = tiny.tokenizer()
+    of_byte = {byte: i for i, byte in enumerate(vocabulary(tok).tokens) if byte is not None}
+    stream = TextStream(tok, (), [of_byte[bytes([b])] for b in prompt])
+    text = "".join(stream.push([of_byte[bytes([b])] for b in piece]) for piece in pieces) + stream.finish()
+    assert stream.finish() == ""
+    return text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "text"),
+    [
+        ("a\ufffd".encode(), b"bc", "bc"),  # a sign that is the prompt's own
+        (b"a\xc3", b"bc", "bc"),  # half a character that is never completed
+        (b"a\xc3", b"\xa9bc", "ébc"),
+        (b"a\xc3", b"\xa9\xc3", "é\ufffd"),
+        (b"\xf0\x9f", b"\x98\x80!", "\U0001f600!"),
+        (b"\x80", "\ufffd?".encode(), "\ufffd?"),
+    ],
+)
+def test_text_behind_a_prompt_that_ends_within_a_character(prompt, output, text):
+    assert streamed(prompt, [output]) == text
+    assert streamed(prompt, [output[i : i + 1] for i in range(len(output))]) == text
+
+
+def test_text_is_the_same_byte_by_byte_and_all_at_once():
+    rng = random.Random(0)
+    for _ in range(300):
+        prompt, output = (
+            bytes(rng.choice(b"ab\xc3\xa9\xf0\x9f\x98\x80\xef\xbf\xbd") for _ in range(6)) for _ in range(2)
+        )
+        text = streamed(prompt, [output])
+        assert streamed(prompt, [output[i : i + 1] for i in range(6)]) == text
+        assert (prompt + output).decode(errors="replace").endswith(text)
 
 
 def test_a_pair_that_is_changed_later_is_checked_again(folders):

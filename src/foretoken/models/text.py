@@ -111,7 +111,7 @@ class TextStream:
         self.stopped = False
         self._ids = list(prompt_ids[-CONTEXT:])
         self._start = 0  # index of the first id that is decoded again with new ones
-        self._settled = len(self._ids)  # number of ids whose text was returned or is in _held
+        self._num_prompt = self._settled = len(self._ids)  # _settled: number of ids whose text was returned or is held
         self._held = ""
 
     def push(self, ids: tuple[int, ...] | list[int]) -> str:
@@ -119,20 +119,21 @@ class TextStream:
         if self.stopped:
             return ""
         self._ids.extend(ids)
-        before = self._decode(self._start, self._settled).rstrip(REPLACEMENT)  # a prompt may end inside a character
-        now = self._decode(self._start, len(self._ids))
+        before, now = self._decode(self._start, self._settled), self._decode(self._start, len(self._ids))
         if now.endswith(REPLACEMENT):
             return ""
-        self._start, self._settled = self._settled, len(self._ids)
-        return self._release(self._held + now[len(before) :])
+        if self._settled > self._num_prompt or not before.endswith(REPLACEMENT):  # a prompt may end inside a character
+            self._start = self._settled
+        self._settled = len(self._ids)
+        return self._release(self._held + _after(before, now))
 
     def finish(self) -> str:
         """End the output and return the text that was held back."""
         if self.stopped:
             return ""
-        rest = self._decode(self._start, len(self._ids))[len(self._decode(self._start, self._settled)) :]
-        text = self._release(self._held + rest) + self._held
-        self._held = ""
+        before, now = self._decode(self._start, self._settled), self._decode(self._start, len(self._ids))
+        text = self._release(self._held + _after(before, now)) + self._held
+        self._held, self._settled = "", len(self._ids)
         return text
 
     def _decode(self, start: int, end: int) -> str:
@@ -155,3 +156,14 @@ class TextStream:
                 return text[:-n]
         self._held = ""
         return text
+
+
+def _after(before: str, now: str) -> str:
+    """Return what a text has more than its beginning.
+
+    before: the beginning as it was decoded by itself: signs at its end may stand for parts of a character.
+    now: the text, where these parts may have become a character.
+    """
+    while before.endswith(REPLACEMENT) and not now.startswith(before):
+        before = before[:-1]
+    return now[len(before) :]
