@@ -343,3 +343,23 @@ def test_the_surprise_of_a_draft_is_that_of_all_its_tokens_that_were_tried():
     assert _surprise(replace(tree, sure=None), 1) is None
     wide = replace(opaque_tree([5, 6, 7], [-1, 0, 0]), sure=(1.0, 0.2, 0.7))
     assert _surprise(wide, 0) == pytest.approx(-math.log(0.7))
+
+
+@pytest.mark.parametrize(
+    ("options", "fixed"),
+    [
+        ({"drafter": "ngram"}, True),
+        ({"drafter": "self"}, False),
+        ({"drafter": "self", "method": "fixed"}, True),
+        ({"drafter": "models/drafter-1k", "vocab": "slem"}, True),
+        ({"drafter": "models/drafter-1k", "vocab": "slem", "law": "iid"}, False),
+        ({"drafter": "models/drafter-1k", "vocab": "union"}, False),
+    ],
+)
+def test_where_a_seed_fixes_the_text_although_times_decide_what_is_drafted(options: dict, fixed: bool) -> None:
+    """Draft tokens must be matched exactly, and be drafted without the text's random numbers."""
+    engine = foretoken.load("models/target", **{"method": "auto", "device": "cpu", "dtype": "float32"} | options)
+    assert engine.seeds_fix_texts is fixed
+    settings = {"max_new_tokens": 24, "temperature": 1.0, "seed": 5}
+    texts = {engine.generate("def main(", **settings).text for _ in range(3)}
+    assert len(texts) == 1 or not fixed
