@@ -245,6 +245,14 @@ def test_bad_prompts_are_refused_in_a_sentence(folders, unchecked):
     ):
         with pytest.raises(foretoken.ForetokenError, match=says):
             engine.generate(prompt)
+    for options, says in (
+        ({"grammar": "[ab]+"}, "The grammar is a str: give foretoken.Grammar.regex"),
+        ({"processors": len}, "processors must be a list of functions"),
+        ({"processors": None}, "processors must be a list of functions"),
+        ({"processors": [5]}, "processors must be a list of functions"),
+    ):
+        with pytest.raises(foretoken.ForetokenError, match=says):
+            engine.generate("x", **options)
     assert engine.generate([]) == []
     assert engine.generate([[1, 2], [3]], max_new_tokens=2)[1].token_ids
 

@@ -266,6 +266,14 @@ def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(tmp_path: Path, d
     assert "\n" not in str(refused.value)
 
 
+def test_layers_that_fill_no_blocks_stay_beside_quantised_ones_in_the_kernel(tmp_path: Path) -> None:
+    """Rows of 80 weights, of a checkpoint in bfloat16."""
+    gguf_zoo.model("llama", hidden_size=64, intermediate_size=80).bfloat16().save_pretrained(tmp_path / "model")
+    lm = load_model(str(tmp_path / "model"), CPU, quantise="q8_0")
+    assert lm.quantised
+    assert lm.execution == "kernel"
+
+
 def test_a_file_is_not_quantised_once_more(tmp_path: Path) -> None:
     save(tmp_path / "model.gguf", kind=TYPES.F16)
     said = r"^quantise q8_0 is for the weights in a model's folder, and .*model\.gguf is a GGUF file, .*: leave it out"

@@ -281,6 +281,10 @@ class Engine:
     ) -> list[Request]:
         seed = random.randrange(2**31) if seed is None else whole("seed", seed)
         check_seed(seed, len(prompts))
+        if grammar is not None and not hasattr(grammar, "constraint"):
+            raise ForetokenError(
+                f"The grammar is a {type(grammar).__name__}: give foretoken.Grammar.regex(...) or another of its kinds."
+            )
         stops = _stops(stop)
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import NotFiniteError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.limits import check_sampling
 from foretoken.core.shapes import Float, Int
 from foretoken.kernel.sizes import ALL
@@ -76,6 +76,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_sampling(**{name: getattr(self, name) for name in CHECKED})
+        if not isinstance(self.processors, (list, tuple)) or not all(map(callable, self.processors)):
+            raise ForetokenError("processors must be a list of functions (ids, scores) -> scores, such as [processor].")
         # They are kept as Python's own numbers, and in a dict that no caller changes while a text is written.
         object.__setattr__(self, "top_k", index(self.top_k))
         object.__setattr__(self, "logit_bias", {index(token): bias for token, bias in self.logit_bias.items()})

@@ -99,7 +99,9 @@ def load_model(
     else:
         model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
     if dtype is None:
-        dtype = torch.float32 if on_cpu and model.dtype == torch.float16 else model.dtype
+        mixed = quantise is not None and any(type(module) is torch.nn.Linear for module in model.modules())
+        # The kernel mixes no bfloat16 with quantised layers, beside which those stay whose rows fill no blocks.
+        dtype = torch.float32 if on_cpu and (mixed or model.dtype == torch.float16) else model.dtype
     model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
     if compile != OFF:
         pack(model, dtype, weight_files())
