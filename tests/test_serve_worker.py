@@ -10,6 +10,7 @@ import foretoken
 import tiny
 from foretoken.core.errors import GrammarError
 from foretoken.decode import Decoder, DraftFailedWarning
+from foretoken.serve import batch
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.owner import Owner
@@ -131,6 +132,63 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
         most = 5
     assert 5 in sizes
     worker.stop()
+
+
+def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_work(folders, monkeypatch):
+    engine, step, sizes = load(folders, tree="chain:3"), Decoder.step, []
+
+    def limited(decoder: Decoder) -> list:
+        sizes.append(len(decoder.sequences))
+        if len(decoder.sequences) > 1 and len(sizes) < 20:
+            raise MemoryError
+        return step(decoder)
+
+    monkeypatch.setattr(Decoder, "step", limited)
+    monkeypatch.setattr(batch, "GOOD_STEPS", 5)
+    worker = Worker(engine, max_batch=4)
+    wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(PROMPTS)]
+    sizes.clear()
+    listeners = [asked(worker, job(engine, prompt, i, 60)) for i, prompt in enumerate(PROMPTS)]
+    worker.start()
+    assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
+    assert 1 in sizes[:20]
+    assert max(sizes[20:]) > 1
+    worker.stop()
+
+
+@pytest.mark.parametrize("most", [2, 0])
+def test_memory_that_does_not_suffice_to_decode_anew(folders, monkeypatch, most):
+    """With room for two rows, the texts go on in two; with room for none, each is told."""
+    engine = load(folders, tree="chain:3")
+    worker = Worker(engine, max_batch=4)
+    step, failed = Decoder.step, []
+
+    def fails_once(decoder: Decoder) -> list:
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        return step(decoder)
+
+    open_rows = Batch._open
+
+    def limited(self, size: int) -> Decoder:
+        if failed and size > most:
+            raise MemoryError
+        return open_rows(self, size)
+
+    monkeypatch.setattr(Decoder, "step", fails_once)
+    monkeypatch.setattr(Batch, "_open", limited)
+    listeners = [asked(worker, job(engine, prompt, i, 20)) for i, prompt in enumerate(PROMPTS[:4])]
+    worker.start()
+    assert all(listener.done.wait(PATIENCE) for listener in listeners)
+    if most:
+        monkeypatch.undo()
+        wanted = [engine.generate(x, max_new_tokens=20, temperature=0.8, seed=i) for i, x in enumerate(PROMPTS[:4])]
+        assert [listener.ids for listener in listeners] == [want.token_ids for want in wanted]
+        assert worker.alive
+        worker.stop()
+    else:
+        assert all(isinstance(listener.news[-1], Failed) for listener in listeners)
 
 
 def test_logits_that_are_not_finite_fail_their_job_alone(folders, monkeypatch):

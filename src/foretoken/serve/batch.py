@@ -23,6 +23,7 @@ from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
 from foretoken.serve.watch import step_logprobs
 
 log = logging.getLogger(__name__)
+GOOD_STEPS = 1000  # steps without a failure after which rows that were given up for lack of memory are tried again
 
 
 @dataclass(eq=False)
@@ -120,6 +121,7 @@ class Batch:
         self._decoder = self._open(size)
         self._room = size  # the most rows of the decoder that are used; fewer after a lasting shortage of memory
         self._short = False  # whether the last step failed for all texts together, and for none by itself
+        self._good = 0  # number of steps since the last one that failed
         self._step_s = 0.0  # seconds that the last step took
         self.num_tokens = 0
 
@@ -156,8 +158,7 @@ class Batch:
         """Take the job of `ticket` into work; a prompt of more than BLOCK ids is read in pieces before a step."""
         if not len(self) and (self._drafter is not self._engine.drafter or self._room < self._size):
             self._draft_by(self._engine.drafter)  # the texts with which it, or the memory, failed have left
-            self._room = self._size
-            self._decoder = self._open(self._size)
+            self._reopen(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         self.num_tokens += len(job.ids)
         rng = seeded(job.seed)
@@ -243,13 +244,47 @@ class Batch:
             steps = self._decoder.step()
         except Exception as error:
             log.warning("A step of %d texts failed, they are stepped one by one: %r", len(undos), error)
-            self._short = self._step_alone(undos, self._short)
+            self._short, self._good = self._step_alone(undos, self._short), 0
         else:
             self._short = False
             if self._decoder.gave_up:
                 self._step_alone(undos)
             else:
                 self._report(self._decoder, steps)
+                self._good += 1
+                if self._room < self._size and self._good >= GOOD_STEPS:
+                    self._grow()
+
+    def _grow(self) -> None:
+        """Open the decoder anew with up to twice the rows, for the texts that have one and those that wait."""
+        for sequence in self._texts:
+            self._decoder.leave(sequence)  # which keeps what was read of it
+        self._good = 0
+        self._reopen(min(2 * self._room, self._size))
+        self._enter_again()
+
+    def _reopen(self, rows: int) -> None:
+        """Open the decoder anew with `rows` rows, or with as many as the memory suffices for; they are its room."""
+        vars(self).pop("_decoder", None)  # first, since its memory may be what lacks
+        while True:
+            self._room = rows
+            try:
+                self._decoder = self._open(rows)
+                return
+            except Exception as error:
+                if rows == 1:
+                    raise
+                log.warning("There is no memory for %d texts at once: %r", rows, error)
+            rows //= 2
+
+    def _enter_again(self) -> None:
+        """Give the texts rows of the new decoder; those for which there is no room wait until another one has ended."""
+        texts = list(self._texts.values())
+        for text in texts[self._room :]:
+            del self._texts[text.sequence]
+            self._reading.append(text)
+        for text in texts[: self._room]:
+            self._enter(text, self.cache.match(text.sequence.ids[:-1]))
 
     def _step_alone(self, undos: list[Callable[[], None]], short: bool = False) -> bool:
         """Repeat a step with each text by itself, after the model or the drafter failed for all of them together.
@@ -268,33 +303,29 @@ class Batch:
         texts, gave_up, num_failed = list(self._texts.values()), [], 0
         num_drafted = sum(text.sequence.depth_limit > 0 for text in texts)
         for text in texts:
-            sequence, decoder = text.sequence, self._open(1)
-            decoder.join(sequence)
             try:
-                restore(decoder, 0, self.cache.match(sequence.ids[:-1]))
-                steps = decoder.step()
+                if self._one_step(text):
+                    gave_up.append(text.sequence)
             except Exception as error:
                 log.exception("A text failed.")
                 self._fail(text, error)
                 num_failed += 1
-                continue
-            if decoder.gave_up:
-                gave_up.append(sequence)
-            self._report(decoder, steps)
         if len(gave_up) > 1 and len(gave_up) >= num_drafted:
             self._draft_by(NoDrafter())  # the drafter fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0
-        texts = list(self._texts.values())
-        if short and not num_failed:
-            self._room = max(len(texts) - 1, 1)
-        self._decoder = self._open(self._room)
-        for text in texts[self._room :]:
-            del self._texts[text.sequence]
-            self._reading.append(text)
-        for text in texts[: self._room]:
-            self._enter(text, self.cache.match(text.sequence.ids[:-1]))
+        self._reopen(max(len(self._texts) - 1, 1) if short and not num_failed else self._room)
+        self._enter_again()
         return not num_failed
+
+    def _one_step(self, text: Text) -> bool:
+        """Take a step for one text, in a decoder of its own. Returns whether the drafter failed."""
+        decoder, sequence = self._open(1), text.sequence
+        decoder.join(sequence)
+        restore(decoder, 0, self.cache.match(sequence.ids[:-1]))
+        steps = decoder.step()
+        self._report(decoder, steps)
+        return decoder.gave_up
 
     def _report(self, decoder: Decoder, steps: list[tuple[Sequence, Step]]) -> None:
         """Deliver to each job what a step brought, and forget the texts that ended with it."""
