@@ -9,7 +9,12 @@ import pytest
 
 import foretoken
 import serving
+from foretoken.core.sampling import Sampling
+from foretoken.models.text import TextStream
+from foretoken.serve.answer import Choice
+from foretoken.serve.jobs import Job, TokenLogprob
 from foretoken.serve.logs import Json, Text
+from foretoken.serve.settings import Settings
 from limited import LONG, error
 from limited import engine as engine  # fixtures
 from limited import server as server
@@ -26,6 +31,8 @@ def test_what_a_probe_asks(server):
     assert (model["id"], model["max_model_len"], model["chat"]) == (serving.NAME, 16_384, True)
     error(server.client.get("/nothing"), 404)
     error(server.client.get(CHAT), 405)
+    for path in ("/", "/health", "/ready"):
+        assert (server.client.head(path).status_code, server.client.head(path).text) == (200, "")
 
 
 def test_tokens_there_and_back(server, engine):
@@ -35,6 +42,31 @@ def test_tokens_there_and_back(server, engine):
     assert server.post("/tokenize", {"messages": USER}).json()["tokens"] == engine.encode(USER)
     assert error(server.post("/tokenize", {}))["param"] == "prompt"
     assert error(server.post("/detokenize", {"tokens": [258]}))["param"] == "tokens"
+
+
+def test_offsets_of_tokens_within_a_character(engine):
+    """Both halves of a character begin where it begins."""
+    tokenizer, ids = engine.tokenizer, engine.encode("\u00e9 b")
+    streams = [TextStream(tokenizer), TextStream(tokenizer)]
+    choice, given = (
+        Choice(Job((), Sampling(), 0, 4, frozenset()), *streams, None),
+        [TokenLogprob(token, 0.0, ()) for token in ids],
+    )
+    assert choice.offsets(given[:1]) + choice.offsets(given[1:]) == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"drain": float("inf")}, "drain is inf: it must be 0 to 86400 seconds"),
+        ({"drain": -1.0}, "drain is -1.0"),
+        ({"host": ""}, "host is empty: name an address of this machine"),
+        ({"timeout": 0.0}, "timeout is 0.0"),
+    ],
+)
+def test_settings_that_no_server_can_have(given, says):
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        Settings(**given)
 
 
 def test_requests_have_ids(server):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast, overload
 from torch import Tensor
 
 from foretoken.core import sequence as core
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.limits import check_choice, check_counts, check_seed, check_stops, whole
@@ -167,7 +167,7 @@ class Engine:
     def seeds_fix_texts(self) -> bool:
         """Whether a seed gives the same text whatever times are measured: where trees do not depend on a clock, or
         draft tokens are matched exactly and take no random numbers to draft."""
-        if self.recipe.method != AUTO:
+        if self.recipe.method != AUTO or not self.drafter.laws:
             return True
         drawn = self.recipe.law not in (None, "opaque") or not all(isinstance(x, Opaque) for x in self.drafter.laws)
         return self.verifier.name == "exact-match" and not drawn
@@ -332,9 +332,7 @@ class Engine:
             raise ForetokenError(f"{which} is empty: give at least one token.")
         context = self.target.lm.context
         if context is not None and len(ids) >= context:
-            raise ForetokenError(
-                f"{which} has {len(ids)} tokens, and the context of {self.target.name} is {context}: shorten it."
-            )
+            raise ContextError(which, len(ids), self.target.name, context)
         return ids
 
     def _run(

@@ -16,6 +16,23 @@ class GrammarError(ForetokenError):
     """A grammar that its parser cannot follow, which can come out in the middle of a text."""
 
 
+class ContextError(ForetokenError):
+    """A prompt that leaves no room for an answer in the model's context.
+
+    num_tokens: the number of its tokens.
+    """
+
+    def __init__(self, which: str, num_tokens: int, model: str, context: int) -> None:
+        """Make the sentence.
+
+        which: what it calls the prompt.
+        num_tokens, context: numbers of tokens, of the prompt and of the context.
+        model: the model's name.
+        """
+        super().__init__(f"{which} has {num_tokens} tokens, and the context of {model} is {context}: shorten it.")
+        self.num_tokens = num_tokens
+
+
 class DraftError(Exception):
     """A drafter raised while a walk called it, as for a price; its own error is the `__cause__`.
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,24 +29,34 @@ class Choice:
 
     job: what was asked for.
     pieces: gives the text of single tokens, where the steps are shown.
+    spelled: the same without stop strings, for `offsets`.
     reader: finds tool calls in the text; None where none are read.
     text: the text, without calls.
     calls, logprobs: the calls found, and the log probabilities of the tokens (these only where the answer is not
         streamed).
-    offset: number of characters of the tokens whose log probabilities were sent.
+    num_chars: number of characters of the tokens whose `offsets` are known.
     finish_reason: OpenAI's word for why it ended; None before the end.
     last: moment of the last step, in seconds of time.perf_counter; None before the first step.
     """
 
     job: Job
     pieces: TextStream
+    spelled: TextStream
     reader: CallReader | None
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    offset: int = 0
+    num_chars: int = 0
     finish_reason: str | None = None
     last: float | None = None
+
+    def offsets(self, given: Sequence[TokenLogprob]) -> list[int]:
+        """Return the number of characters of the text before each of the next tokens, `given`."""
+        found = []
+        for x in given:
+            found.append(self.num_chars)
+            self.num_chars += len(self.spelled.push([x.token]))
+        return found
 
     def read(self, progress: Progress) -> tuple[str, list[Call]]:
         """Return (text, calls) that a step adds for the client. progress: what the step added to the job."""
@@ -76,10 +86,12 @@ class Answer(Response):
         self.created = int(time.time())
         self.tally = Tally(asked.jobs, asked.n)
         tokenizer = service.spelling.tokenizer
-        self.choices = [
-            Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
-            for job in asked.jobs
-        ]
+
+        def choice(job: Job) -> Choice:
+            pieces, spelled = (TextStream(tokenizer, stops, job.ids) for stops in (job.stops, ()))
+            return Choice(job, pieces, spelled, asked.calls.reader() if asked.calls else None)
+
+        self.choices = [choice(job) for job in asked.jobs]
         self.begun = False  # whether the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +147,8 @@ class Answer(Response):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
             logprobs = None
             if choice.job.top_logprobs is not None:
-                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, 0)
+                offsets = choice.offsets(choice.logprobs)
+                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, offsets)
             written = self.form.whole(text, choice.calls, logprobs)
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
@@ -188,9 +201,8 @@ class Answer(Response):
         """Return the log probabilities of a step's tokens as JSON; None where the job does not ask for them."""
         if choice.job.top_logprobs is None:
             return None
-        written = self.form.logprobs(progress.logprobs, self.service.spelling, choice.offset)
-        choice.offset += sum(len(self.service.spelling.label(x.token)) for x in progress.logprobs)
-        return written
+        offsets = choice.offsets(progress.logprobs)
+        return self.form.logprobs(progress.logprobs, self.service.spelling, offsets)
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
         """Return the `step` of a chunk, a field of ours: its tokens with their origin, and the labelled token tree."""

@@ -130,6 +130,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
     return JSONResponse({"prompt": await service.read(service.intake.detokenize, body)})
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health(request: Request) -> Response:
     """Answer a request with 200, or with 503 where the thread that runs the model has died."""
@@ -138,6 +139,7 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """Answer a request with 200, or with 503 where requests for texts would be refused."""
@@ -158,6 +160,7 @@ async def version() -> Response:
     return JSONResponse({"version": __version__})
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
     """Return the page on which the model can be tried in a browser."""

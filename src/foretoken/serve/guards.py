@@ -22,7 +22,7 @@ from foretoken.serve.errors import ApiError
 
 log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # answer without a key; none of them shows a text
-EVERYWHERE = ("", "0", "0.0.0.0", "::")  # hosts to listen on that stand for all addresses of this machine
+EVERYWHERE = ("0", "0.0.0.0", "::")  # hosts to listen on that stand for all addresses of this machine
 LINGER_S = 1.0  # seconds for which the rest of a refused body is still read
 ID = re.compile(r"[\x21-\x7e]{1,128}")  # an X-Request-Id of the client's that is taken over
 

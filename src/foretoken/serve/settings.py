@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice, check_counts
 
+DAY = 86_400  # seconds
 LOGS = ("text", "json")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 KEYS = "FORETOKEN_API_KEY"  # environment variable: keys, separated by commas
@@ -50,8 +51,10 @@ class Settings:
             raise ForetokenError(f"max_queue is {self.max_queue}: it must be 0 or more.")
         if not self.timeout > 0:
             raise ForetokenError(f"timeout is {self.timeout}: it must be above 0 seconds.")
-        if not self.drain >= 0:
-            raise ForetokenError(f"drain is {self.drain}: it must be 0 seconds or more.")
+        if not 0 <= self.drain <= DAY:
+            raise ForetokenError(f"drain is {self.drain}: it must be 0 to {DAY} seconds, a day.")
+        if not self.host:
+            raise ForetokenError("host is empty: name an address of this machine, or 0.0.0.0 for all of them.")
         check_choice("log", self.log, LOGS)
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):
