@@ -53,6 +53,9 @@ LINES = [  # of a batch file
 ]
 BAD = [
     (["generate", "x", "--target", NONE], NONE),
+    (["generate", "x", "--target", ""], "There is no model '' here"),
+    (["generate", "x", "--drafter", ""], "There is no model '' here"),
+    (["generate", "x", "--ray-cpus", "-1"], "ray_cpus is -1"),
     (["generate", "x", "--drafter", NONE], NONE),
     (["generate", "x", "--profile", NONE], NONE),
     (["generate", "x", "--tree", "bush:3"], "bush"),
@@ -97,6 +100,13 @@ BAD = [
     (["generate", "x", "--tree", "plain"], "Unknown tree plain"),
     (["audit", "--temperature", "0"], "temperature is 0.0: the audit samples"),
     (["audit", "--samples", "50"], "needs at least 200"),
+    (["audit", "--exact-only", "--seed", "-1"], "seed is -1"),
+    (["audit", "--exact-only", "--tree", "bush:3"], "bush"),
+    (["tune", "--max-new-tokens", "8"], "runs below 16 tokens measure nothing"),
+    (["tune", "--drafter", "none"], "There is no drafter to tune"),
+    (["bench", "--drafter", "none", "--tree", "chain:3"], "leave --tree out"),
+    (["bench", "--markdown", "--json"], "two forms of one report"),
+    (["train", "eagle3", "--data", "EMPTY", "--out", "new", "--draft-vocab", "-3"], "draft_vocab is -3"),
     (["audit", "--compile", "never"], "never"),
     *((["generate", "--batch-file", f"LINE{i}"], words) for i, (_, words) in enumerate(LINES)),
     (["bench", "--out", "TARGET/config.json"], "is not a file of foretoken bench, and would be replaced"),

@@ -155,3 +155,22 @@ def test_ctrl_c_saves_a_checkpoint_of_a_whole_step(
     assert code == 0, err
     name = "medusa_lm_head.safetensors"
     assert (parts / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--length", 1), "--length is 1: it must be at least 16"),
+        (("--draft-vocab", 3), "only eagle3 can have a trimmed draft vocabulary"),
+        (("--data", "bad.jsonl"), "bad.jsonl, line 1 is no training text"),
+    ],
+)
+def test_what_is_wrong_is_found_before_a_model_is_loaded(
+    run: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...], says: str
+) -> None:
+    (workplace / "bad.jsonl").write_text("[")
+    monkeypatch.setattr("foretoken.models.load.load_frozen", None)
+    found = [workplace / option if option == "bad.jsonl" else option for option in options]
+    code, _, err = train(run, workplace, workplace / "never", *found)
+    assert code == 2
+    assert says in err

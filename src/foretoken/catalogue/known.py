@@ -129,7 +129,9 @@ def named(name: str) -> KnownModel:
     """
     models, short = known_models(), name.lower().removesuffix(GGUF)
     if short not in models:
-        raise ForetokenError(f"{name} is not a model that is known by name: choose one of {', '.join(models)}.")
+        raise ForetokenError(
+            f"{name or repr(name)} is not a model that is known by name: choose one of {', '.join(models)}."
+        )
     return replace(models[short], packed=name.lower().endswith(GGUF))
 
 

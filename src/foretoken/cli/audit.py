@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import typer
 
 from foretoken.cli.command import command
-from foretoken.cli.options import RecipeOptions, load_engine
-from foretoken.core.limits import check_audited, check_counts, check_sampling
+from foretoken.cli.options import RecipeOptions, check_models, load_engine
+from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ def audit(
     """
     check_sampling(temperature=temperature)
     check_counts(samples=samples)
+    check_seed(seed)
+    check_models(**vars(engine))
     if not exact_only:
         check_audited(temperature, samples)
     loaded = None if exact_only else load_engine(**vars(engine))

@@ -10,9 +10,10 @@ from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
 from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encoded, show
+from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_temperatures
 from foretoken.measure.plot import check_plot
-from foretoken.recipe import check_alone
+from foretoken.recipe import NO_DRAFTER, check_alone
 from foretoken.trees.forms import read_tree
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Compared(options.Models):
         options.check_models(self.target, self.drafter, self.profile, self.device, **named)
         for name in self.tree or ():
             read_tree(name)
+        if self.drafter == NO_DRAFTER and self.tree:
+            raise ForetokenError("With drafter none nothing is drafted: leave --tree out, or name a drafter.")
 
     def load(self) -> "tuple[Pair, list[Method]]":
         """Return the models, and the methods to measure: with the named trees, the profile's, or the default ones."""

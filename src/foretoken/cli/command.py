@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
 from foretoken.models.named import QUANTISED
 from foretoken.recipe import AUTO, SCHEMES, VOCABS
@@ -59,6 +60,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     words = [p.name for p in signature(function).parameters.values() if p.kind is Parameter.POSITIONAL_ONLY]
 
     def call(**values: Any) -> None:
+        if values.get("json_") and values.get("markdown"):
+            raise ForetokenError("--json and --markdown are two forms of one report: leave one out.")
         for name, kind in groups.items():
             values[name] = kind(**{each.name: values.pop(each.name) for each in fields(kind) if each.name in values})
         function(*[values.pop(name) for name in words if name in values], **values)

@@ -62,7 +62,7 @@ def _print_table(models: list[KnownModel]) -> None:
     from rich.table import Table
 
     table = Table(title=f"Known models; those that are here stand in {models_folder()}", title_justify="left")
-    table.add_column("name", no_wrap=True)
+    table.add_column("name", no_wrap=True, min_width=max(len(model.name) for model in models))
     table.add_column("licence")
     table.add_column("download", justify="right", no_wrap=True)
     table.add_column("on disk", justify="right", no_wrap=True)

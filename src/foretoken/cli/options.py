@@ -152,13 +152,15 @@ class RayOptions:
     ray: int | None = None
     ray_cpus: int = 1
 
+    def __post_init__(self) -> None:
+        check_counts(ray=self.ray, ray_cpus=self.ray_cpus)
+
     def resources(self, device: str | None) -> dict[str, int]:
         """Return the numbers of cores and GPUs that each engine takes, as num_cpus and num_gpus.
 
         device: from --device; on "cuda" an engine takes a GPU.
-        Raises ForetokenError for numbers that cannot be, and for a device that names one GPU.
+        Raises ForetokenError for a device that names one GPU.
         """
-        check_counts(ray=self.ray, ray_cpus=self.ray_cpus)
         if (device or "").startswith("cuda:"):
             raise ForetokenError(f"--device {device} names one GPU, and Ray gives each engine one: say --device cuda.")
         return {"num_cpus": self.ray_cpus, "num_gpus": int((device or "").startswith("cuda"))}
@@ -278,8 +280,8 @@ def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     drafter: its name; None: the demo drafter for the demo target, "auto" for another one.
     """
     if target is None:
-        return str(demo_folder() / "target"), drafter or str(demo_folder() / "drafter")
-    return target, drafter or AUTO
+        return str(demo_folder() / "target"), str(demo_folder() / "drafter") if drafter is None else drafter
+    return target, AUTO if drafter is None else drafter
 
 
 def check_models(

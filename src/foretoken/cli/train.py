@@ -68,6 +68,7 @@ def train(
     json_: Print JSON instead of text.
     """
     check_counts(tokens=tokens, epochs=epochs, batch=batch, length=length, evaluate_every=evaluate_every)
+    check_counts(draft_vocab=draft_vocab)
     if not 0 < roots <= 1:
         raise ForetokenError(f"--roots is {roots}: it must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:
@@ -86,14 +87,20 @@ def train(
         raise ForetokenError(f"--begin and --out are both {out}, whose head would be overwritten: name another --out.")
     options.check_models(target, begin, device=device, dtype=dtype)
     from foretoken.heads.checkpoint import head_kind, load_to_train
+    from foretoken.heads.head import check_sizes
     from foretoken.measure.machine import machine
     from foretoken.models.load import choose_device, choose_dtype, load_frozen, load_tokenizer
     from foretoken.models.parts import parts
     from foretoken.train.begin import Beginning
+    from foretoken.train.data import SHORTEST, records
     from foretoken.train.loop import Plan
     from foretoken.train.run import Progress
     from foretoken.train.run import train as run
 
+    if length < SHORTEST:
+        raise ForetokenError(f"--length is {length}: it must be at least {SHORTEST}, since shorter texts are left out.")
+    check_sizes(head, layers, levels, draft_vocab is not None)
+    texts, measured = list(records(data)), list(records(held_out)) if held_out else []
     options.quiet()
     source = target or str(options.demo_folder() / "target")
     chosen = choose_device(device)
@@ -116,7 +123,7 @@ def train(
     )  # fmt: skip
     try:
         run(
-            lm, load_tokenizer(source), asked, data, held_out or [], out, tell, machine(chosen), epochs, evaluate_every,
+            lm, load_tokenizer(source), asked, texts, measured, out, tell, machine(chosen), epochs, evaluate_every,
             cache, lambda line: print(line, file=sys.stderr), first,
         )  # fmt: skip
     except KeyboardInterrupt:

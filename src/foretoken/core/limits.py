@@ -15,6 +15,7 @@ LARGEST = 1e30  # the largest number that is added to scores, or multiplies them
 NO_BIAS: Mapping[int, float] = {}
 MAX_NODES = 4096  # the most nodes of a token tree besides the root
 LEAST_SAMPLES = 200  # the fewest generations for the goodness-of-fit test of an audit
+LEAST_MEASURED = 16  # the fewest tokens of a run whose speed is measured
 MOST_DRAWS = 256  # the most draws at one node where rules are compared by the number of draws
 
 
@@ -96,6 +97,12 @@ def check_seed(seed: int | None, prompts: int = 1) -> None:
     """
     if seed is not None and not 0 <= whole("seed", seed) <= 2**32 - max(prompts, 1):
         raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
+
+
+def check_measured(max_new_tokens: int) -> None:
+    """Refuse runs that are too short to be measured; max_new_tokens: the number of tokens of a run."""
+    if max_new_tokens < LEAST_MEASURED:
+        raise ForetokenError(f"max_new_tokens is {max_new_tokens}: runs below {LEAST_MEASURED} tokens measure nothing.")
 
 
 def check_stops(stops: Iterable[str]) -> None:

@@ -118,15 +118,24 @@ def new_head(
 
     Raises ForetokenError for numbers that such a head cannot have.
     """
+    check_sizes(kind, layers, levels, tokens is not None)
+    return HEADS[kind].new(parts, layers, levels, tokens).to(device=parts.device)
+
+
+def check_sizes(kind: str, layers: int | None, levels: int | None, trimmed: bool) -> None:
+    """Refuse an unknown head, and numbers that such a head cannot have.
+
+    kind, layers, levels: as in `new_head`.
+    trimmed: whether it drafts some of the target's tokens alone.
+    """
     check_choice("head", kind, HEADS)
     make = HEADS[kind]
     if make.least_levels is None and levels is not None:
         raise ForetokenError(f"Head {kind} drafts to any depth, so that it takes no number of levels.")
     if kind == "eagle3" and layers is not None:
         raise ForetokenError("Head eagle3 has one layer, so that it takes no number of layers.")
-    if kind != "eagle3" and tokens is not None:
+    if kind != "eagle3" and trimmed:
         raise ForetokenError(f"Head {kind} has its target's LM head: only eagle3 can have a trimmed draft vocabulary.")
     least = make.least_levels or 1
     if (layers is not None and layers < 1) or (levels is not None and levels < least):
         raise ForetokenError(f"Head {kind} needs at least 1 layer and {least} levels, not {layers} and {levels}.")
-    return make.new(parts, layers, levels, tokens).to(device=parts.device)

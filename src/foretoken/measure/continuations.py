@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import check_measured
 from foretoken.core.sampling import Processor
 from foretoken.engine import Engine
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
@@ -84,8 +85,7 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ForetokenError("The workload has no prompts: give one or more.")
-        if self.max_new_tokens < 16:
-            raise ForetokenError(f"max_new_tokens is {self.max_new_tokens}: runs below 16 tokens measure nothing.")
+        check_measured(self.max_new_tokens)
 
     def blocks(self, rounds: int) -> list[Block]:
         """Return the blocks of a measurement: every prompt, round after round; rounds: their number."""

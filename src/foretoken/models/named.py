@@ -88,7 +88,7 @@ def _unknown(source: str) -> ForetokenError:
     known = list(known_models())
     close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
     return ForetokenError(
-        f"There is no model {source} here: "
+        f"There is no model {source or repr(source)} here: "
         + (f"did you mean {close[0]}? Else " if close else "")
         + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
         f"`foretoken fetch` lists: {', '.join(known)}. A drafter can also be one of {', '.join(NO_MODELS)}."

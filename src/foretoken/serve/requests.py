@@ -230,8 +230,8 @@ class Intake:
 
     def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
         """Return the ids of a text or conversation. which: its name in errors. param: the field that they name."""
-        parts = [prompt] if isinstance(prompt, str) else [each.get("content") for each in prompt if isinstance(each, dict)]
-        if sum(map(len, filter(None, parts))) > self.context * self.longest:  # to encode that would take seconds
+        texts = [prompt] if isinstance(prompt, str) else [x.get("content") for x in prompt if isinstance(x, dict)]
+        if sum(map(len, filter(None, texts))) > self.context * self.longest:  # to encode that would take seconds
             said = f"{which} has more tokens than the context of {self.name}, which is {self.context}: shorten it."
             raise ApiError(400, said, param, TOO_LONG)
         try:

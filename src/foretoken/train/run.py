@@ -19,7 +19,7 @@ from foretoken.models.identity import fingerprint
 from foretoken.models.parts import parts
 from foretoken.models.text import Tokenizer
 from foretoken.train.begin import Beginning
-from foretoken.train.data import Batches, commonest, digest, records, rows
+from foretoken.train.data import Batches, Record, commonest, digest, rows
 from foretoken.train.evaluate import SIDE_BY_SIDE, Accuracy, accuracy
 from foretoken.train.folder import LOG, PROVENANCE, check_own
 from foretoken.train.loop import MUON, Plan, Report, Trainer
@@ -61,8 +61,8 @@ def train(
     lm: CausalLM,
     tokenizer: Tokenizer,
     plan: Plan,
-    data: Sequence[str],
-    held_out: Sequence[str],
+    data: Sequence[Record],
+    held_out: Sequence[Record],
     folder: Path,
     tell: Callable[[Progress], None],
     made_with: dict[str, Any],
@@ -76,8 +76,8 @@ def train(
 
     lm, tokenizer: the target's.
     plan: the settings of the command; `tokens` and `lr` may be 0, and the fingerprints and the digest are set here.
-    data: paths of the files of training texts, see `records`.
-    held_out: paths of the files of texts to measure on; empty: every 50th of the training texts is held out.
+    data: the training texts.
+    held_out: the texts to measure on; empty: every 50th of the training texts is held out.
     folder: where the head, README.md, provenance.json, log.jsonl and checkpoints are written.
     tell: called with each report.
     made_with: machine and versions, for provenance.json.
@@ -91,11 +91,9 @@ def train(
     """
     if not 0 <= plan.seed < 2**32:
         raise ForetokenError(f"seed is {plan.seed}: it must be in 0..2**32 - 1.")
-    texts = list(records(data))
-    if held_out:
-        held = list(records(held_out))
-    else:
-        held, texts = texts[::HELD_OUT], [text for i, text in enumerate(texts) if i % HELD_OUT]
+    texts, held = data, held_out
+    if not held:
+        held, texts = data[::HELD_OUT], [text for i, text in enumerate(data) if i % HELD_OUT]
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
     learnt, checked = rows(texts, tokenizer, plan.length), rows(held, tokenizer, plan.length)
