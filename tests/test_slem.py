@@ -245,3 +245,21 @@ def test_rows_can_be_cut():
     rows.keep([[]])
     with pytest.raises(foretoken.ForetokenError, match="cut at most"):
         rows.cut(0, 3)
+
+
+def test_texts_of_more_drafter_tokens_than_were_foreseen():
+    """The drafter opens a larger cache, which is empty: it reads the texts again, and drafts as with enough room."""
+    engine = foretoken.load(
+        "models/target", drafter="models/drafter-bytes", vocab="slem", tree="chain:3", dtype="float32"
+    )
+    texts = ["def main(argument):\n    return", "import os\n" * 12]
+    sequences = [Sequence(engine.encode(text), Sampling(temperature=0.0), seeded(0), 40) for text in texts]
+    trees = []
+    for slots in (max(len(seq.ids) for seq in sequences), 4096):
+        session = engine.drafter.open(2, slots)
+        for _ in sequences:
+            session.join()
+        trees.append([tree.tokens for tree in session.propose(sequences)])
+        assert (session._room > 2 * slots) == (slots < 4096)
+    assert trees[0] == trees[1]
+    assert all(len(tokens) > 1 for tokens in trees[0])

@@ -209,3 +209,27 @@ def step_losses(head: PublishedHead, texts: Texts, root: int | None) -> list[tor
             share = 1.0 if root is None else 1e-9
             sums.append(losses.eagle3_loss(head, texts, torch.Generator(), share).detach())
     return [sums[0], *((b - a) / losses.DECAY ** (j + 1) for j, (a, b) in enumerate(pairwise(sums)))]
+
+
+def test_a_trimmed_vocabulary_learns_the_targets_law_over_its_own_tokens(
+    lm: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first level, token by token: p over the chosen tokens, where the text's own token is one of them."""
+    torch.manual_seed(0)
+    chosen = torch.arange(3, 257, 5)
+    head = new_head("eagle3", parts(lm), tokens=chosen)
+    ids, mask = torch.randint(257, (2, 40)), torch.rand(2, 40) < 0.7
+    ids[:, ::3] = chosen[torch.randint(len(chosen), (2, 14))]
+    texts = read_texts(head, lm, ids, mask)
+    monkeypatch.setattr(losses, "UNROLLED", 1)
+    cos, sin = head.rotary.angles(torch.arange(39)[None])
+    states = head.step(head.embed(ids[:, 1:]), head.enter(texts.features[:, :-1]), cos, sin, [causal])
+    log_q = head.draft_logits(states).log_softmax(-1).detach()
+    p = head.target.logits(texts.states)[..., chosen].softmax(-1)
+    want = [
+        -float((p[b, i + 1] * log_q[b, i]).sum())  # h_{i+1} yields the law of x_{i+2}, and so does level 0 at i
+        for b in range(2) for i in range(38) if mask[b, i + 2] and ids[b, i + 2] in chosen
+    ]  # fmt: skip
+    assert 5 < len(want) < 30
+    loss = losses.eagle3_loss(head, texts, torch.Generator())
+    assert float(loss.detach()) == pytest.approx(sum(want) / len(want), rel=1e-5)
