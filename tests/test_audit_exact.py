@@ -78,6 +78,12 @@ def test_four_tokens_and_a_longer_prompt() -> None:
     assert off_target(case)[0] <= decoding.TOLERANCE
 
 
+def test_a_probability_that_is_no_number_is_seen() -> None:
+    own = {(x,): 0.25 for x in range(4)}
+    assert decoding.deviation(own, own) == 0
+    assert all(decoding.deviation(own | {(x,): float("nan")}, own) == float("inf") for x in range(4))
+
+
 def test_a_path_kept_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check is not blind to the caches: forget the last kept node once in a while."""
     from foretoken.models.target import LMTargetSession

@@ -14,6 +14,7 @@ from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -116,6 +117,23 @@ def test_a_wrong_mask_fails_scores_and_greedy_text(monkeypatch: pytest.MonkeyPat
     leak(monkeypatch, 1, 2)
     assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
     assert FAILED in outcomes_of(models.greedy(engine, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_are_no_numbers_fail(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one node in the middle of each tree."""
+    target = LMTarget(CausalLM(torch.nn.Module.to(tiny("llama", random_weights=True), dtype)))
+    engine, rows = replace(tiny_engine(), target=target), type(target.lm.open(1, 8))
+    whole = rows.score
+
+    def score(self: Rows, tokens: list, parents: list) -> list[torch.Tensor]:
+        scores = [logits.clone() for logits in whole(self, tokens, parents)]
+        for logits in scores:
+            logits[2] = float("nan")
+        return scores
+
+    monkeypatch.setattr(rows, "score", score)
+    assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -19,6 +19,7 @@ from typing import Any
 
 from foretoken.audit.branching import outcomes
 from foretoken.audit.enumerate import remembering
+from foretoken.audit.report import largest
 from foretoken.audit.table import TableLM, TableRows, random_table
 from foretoken.core.interfaces import Drafter, Target
 from foretoken.core.policy import TreePolicy
@@ -148,7 +149,7 @@ def deviation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
     one, other: {outcome: probability}; an outcome that is missing has probability 0.
     """
-    return max(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
+    return largest(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
 
 
 def own_law(decoding: Decoding) -> dict[Ids, float]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.audit.report import largest
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
@@ -94,14 +95,13 @@ def deviation(rule: RowFunction, law: Law, p: Float[Tensor, " v"], q: Float[Tens
     """
     if isinstance(law, Opaque):
         ordered = [draws for n in range(law.k + 1) for draws in itertools.permutations(range(len(p)), n)]
-        return max(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
+        return largest(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
     total, lowest = torch.zeros_like(p), 0.0
     for draws, prob in outcomes(law, q):
         row = rule(p, Siblings(draws, q, law))
         total += prob * row
         lowest = min(lowest, float(row.min()))
-    error = (total - p).abs().max()
-    return max(float(error.nan_to_num(nan=float("inf"))), -lowest)
+    return largest((float((total - p).abs().max()), -lowest))
 
 
 def all_pairs(seed: int, most: int = 5, num_random: int = 1) -> list[Pair]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.audit import fit
 from foretoken.audit.bits import KERNEL, path_to
-from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
+from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, largest, verdict
 from foretoken.audit.wrong import LikeliestDraft
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID
@@ -136,14 +136,16 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
     """
     wants = [last_logits(target, [path])[0] for path in paths]
     pairs = list(zip(got, wants, strict=True))
-    worst = max(float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs)
+    worst = largest(
+        float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs
+    )
     if worst <= 1 or torch.finfo(rounding(target)).bits > 16:
         return worst
     v = target.vocab_size
     exchanged = [[*path[:-2], (path[-2] + v // 2) % v, path[-1]] for path in paths]
     changes = [distance(last_logits(target, [path])[0], want) for path, want in zip(exchanged, wants, strict=True)]
     allowed = max(PATH[False] * mean(changes), sys.float_info.min)
-    return min(worst, max(distance(logits, want) for logits, want in pairs) / allowed)
+    return min(worst, largest(distance(logits, want) for logits, want in pairs) / allowed)
 
 
 def tree_scores(engine: Engine, seed: int) -> Section:

@@ -1,6 +1,7 @@
 """The result of an audit, as text of one page and as plain values."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +29,11 @@ class Check:
 def verdict(good: bool) -> str:
     """Return the outcome of a check that passes if `good`: OK or FAILED."""
     return OK if good else FAILED
+
+
+def largest(deviations: Iterable[float]) -> float:
+    """Return the largest of some deviations, infinity where one is NaN, over which `max` would pass."""
+    return max(math.inf if math.isnan(deviation) else deviation for deviation in deviations)
 
 
 @dataclass(frozen=True)
