@@ -15,7 +15,7 @@ class Check:
     name: what was checked.
     outcome: OK; FAILED (the audit fails); WEAK (the check could not have seen a wrong rule here; the audit does not
         fail); APPROXIMATE (not lossless by design, within the tolerance that the rule declares; the engine refuses it);
-        NONE (nothing was checked, since the promise does not apply here).
+        NONE (nothing was checked, since the check does not apply here).
     detail: the outcome in words.
     numbers: its figures, by name.
     """
