@@ -1,23 +1,29 @@
 """Whole decodings of table models, enumerated through the real decoder: their law is the target's own at 1e-12."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
+from foretoken import audit
 from foretoken.audit import decoding, fit
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Shape
+from foretoken.audit.report import FAILED, OK, WEAK
 from foretoken.audit.table import TableLM, random_table
 from foretoken.audit.wrong import EachAlone, PeekingDrafter
 from foretoken.core.draws import inverse_cdf
-from foretoken.core.laws import IID, WithoutReplacement
+from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
+from foretoken.core.tree import Siblings, TokenTree
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
+from foretoken.core.walk import Probabilities, draw
 from foretoken.draft.lm import LMDraftSession
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
-from foretoken.verify import VERIFIERS
+from foretoken.verify import VERIFIERS, strings
 from foretoken.verify.published.plan import Solver
 from models_zoo import tiny
 from raising import raising
@@ -26,9 +32,8 @@ from tables import off_target, table_decoding
 CASES = [
     (rule, family, shape)
     for rule in VERIFIERS.values()
-    for family in exact.FAMILIES
-    for shape in decoding.SHAPES
-    if all(rule.accepts(law) for law in shape.policy.laws(family)) and not isinstance(rule, Approximate)
+    if not isinstance(rule, Approximate)
+    for family, shape in decoding.cases(rule)
     if not isinstance(rule, Solver) or shape.name in ("kary:2x1", "uneven")  # each of its nodes takes milliseconds
 ]
 
@@ -44,6 +49,60 @@ def test_whole_decodings_have_the_targets_law(rule: Verifier, family: LawFamily,
     assert measured.exact, measured
     assert measured.accepted > 0.1, "the drafts were not even used"
     assert measured.num_outcomes > 1, "a single text has positive probability"
+
+
+def test_every_rule_is_enumerated_as_it_drafts() -> None:
+    """With coins where it takes a random number of draws, and with prices where it takes draws without a q."""
+    for rule in VERIFIERS.values():
+        shapes, random = [shape for _, shape in decoding.cases(rule)], rule.accepts(exact.COINS(1))
+        assert any(shape.families == (exact.COINS,) for shape in shapes) == random
+        assert any(isinstance(law, IID) and law.counts is not None for law in exact.laws_of(rule)) == random
+        assert any(shape.priced for shape in shapes) == rule.accepts(Opaque(1))
+
+
+def checks_of(rule: Verifier) -> list[str]:
+    """The outcomes of both enumerations of a rule."""
+    sections = [part([rule], 7, lambda line: None) for part in (audit.one_node, audit.whole_decodings)]
+    return [section.checks[0].outcome for section in sections]
+
+
+def test_a_coin_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`randomised` with a = 1 whatever the law's a is, lossless where every node has its draw."""
+    rule = VERIFIERS["randomised"]
+    row = type(rule).__call__
+    monkeypatch.setattr(
+        type(rule), "__call__", lambda self, p, siblings: row(self, p, Siblings(siblings.draws, siblings.q, IID(1)))
+    )
+    assert checks_of(rule) == [FAILED, FAILED]
+
+
+def test_a_priced_draw_that_is_always_accepted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def emit(p: torch.Tensor, siblings: Siblings, rng: Random) -> int:
+        return siblings.draws[0] if siblings.draws else draw(p, rng)
+
+    monkeypatch.setattr(strings, "emit", emit)
+    assert checks_of(VERIFIERS["string-rejection"]) == [OK, FAILED]
+
+
+@dataclass(frozen=True)
+class NeverAccepts:
+    """A rule that draws from p and takes no draft token even where it is the one."""
+
+    name: str = "never-accepts"
+    laws: tuple[LawFamily, ...] = (IID,)
+
+    def accepts(self, law: Law) -> bool:
+        return isinstance(law, IID) and law.k == 1
+
+    def __call__(self, p: torch.Tensor, siblings: Siblings) -> torch.Tensor:
+        return p
+
+    def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
+        return (0,), draw(probabilities(range(1))[0], rng)
+
+
+def test_where_nothing_is_accepted_the_check_is_weak() -> None:
+    assert checks_of(NeverAccepts()) == [OK, WEAK]
 
 
 @pytest.mark.parametrize("family", [IID, WithoutReplacement])
@@ -76,6 +135,12 @@ def test_settings_and_end_of_text(sampling: Sampling, end: frozenset[int]) -> No
 def test_four_tokens_and_a_longer_prompt() -> None:
     case = table_decoding(VERIFIERS["rrsw"], WithoutReplacement, static.kary(2, 1), 3, prompt=(2, 0, 1), num_tokens=4)
     assert off_target(case)[0] <= decoding.TOLERANCE
+
+
+def test_a_probability_that_is_no_number_is_seen() -> None:
+    own = {(x,): 0.25 for x in range(4)}
+    assert decoding.deviation(own, own) == 0
+    assert all(decoding.deviation(own | {(x,): float("nan")}, own) == float("inf") for x in range(4))
 
 
 def test_a_path_kept_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

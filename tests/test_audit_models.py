@@ -8,12 +8,13 @@ import torch
 
 from foretoken import audit
 from foretoken.audit import decoding, models
-from foretoken.audit.report import APPROXIMATE, FAILED, OK, WEAK, AuditReport, Check, Section
+from foretoken.audit.report import APPROXIMATE, FAILED, NONE, OK, WEAK, AuditReport, Check, Section
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -66,7 +67,7 @@ def test_drafters_without_density(drafter: str | None, outcomes: list[str]) -> N
     """Where a drafter drafts and nothing of it is accepted, the test says that it tested no drafting."""
     engine = tiny_engine(drafter=drafter, verifier="exact-match")
     section = models.sampled(engine, 0.5, 1500, 0, quiet)
-    assert outcomes_of(section) == [*outcomes, OK]
+    assert outcomes_of(section) == [*outcomes, NONE]
     untested = [drafter is not None and check.numbers["accepted"] == 0 for check in section.checks[:-1]]
     assert untested == [outcome == WEAK for outcome in outcomes]
     assert untested == ["drafting was not tested" in check.detail for check in section.checks[:-1]]
@@ -91,7 +92,7 @@ def test_a_wrong_rule_fails_every_test_it_can() -> None:
     report = AuditReport({}, tuple(sections))
     assert not report.passed
     assert "FAILED" in report.text().splitlines()[-1]
-    assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]  # at temperature 0 no rule is asked
+    assert FAILED not in outcomes_of(models.greedy(engine, 0))  # at temperature 0 no rule is asked
 
 
 def test_a_wrong_rule_is_seen_where_drafter_and_target_agree() -> None:
@@ -116,6 +117,35 @@ def test_a_wrong_mask_fails_scores_and_greedy_text(monkeypatch: pytest.MonkeyPat
     leak(monkeypatch, 1, 2)
     assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
     assert FAILED in outcomes_of(models.greedy(engine, 0))
+
+
+def test_greedy_texts_are_not_ended_by_a_token_and_count_what_was_accepted() -> None:
+    """Else texts that end at their first token are equal, and nothing was drafted."""
+    engine = tiny_engine(drafter=tiny("llama"), tree="chain:3")
+    section = models.greedy(replace(engine, eos_ids=frozenset(range(engine.target.vocab_size))), 0)
+    assert outcomes_of(section) == [OK, OK]
+    assert all(check.numbers["accepted"] > models.GREEDY_TOKENS for check in section.checks)
+    section = models.greedy(tiny_engine(), 0)  # two models of which neither guesses the other's tokens
+    assert outcomes_of(section) == [WEAK, WEAK]
+    assert all(check.numbers["accepted"] == 0 for check in section.checks)
+    assert all("drafting was not tested" in check.detail for check in section.checks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_that_are_no_numbers_fail(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one node in the middle of each tree."""
+    target = LMTarget(CausalLM(torch.nn.Module.to(tiny("llama", random_weights=True), dtype)))
+    engine, rows = replace(tiny_engine(), target=target), type(target.lm.open(1, 8))
+    whole = rows.score
+
+    def score(self: Rows, tokens: list, parents: list) -> list[torch.Tensor]:
+        scores = [logits.clone() for logits in whole(self, tokens, parents)]
+        for logits in scores:
+            logits[2] = float("nan")
+        return scores
+
+    monkeypatch.setattr(rows, "score", score)
+    assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -84,6 +84,26 @@ def test_an_interrupt_before_any_figures_is_told(run, monkeypatch: pytest.Monkey
     assert not (tmp_path / "vectors").exists()
 
 
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("spechub", "Verifier spechub is not lossless for 4 children of a node: give --children 2,"),
+        ("block-pairwise", "is not lossless for 4 children of a node: give --children 2,"),
+        ("standard", "is not lossless for 4 children of a node: give --children 1,"),
+        ("randomised", "is not lossless for 4 children of a node: give --children 1,"),
+        ("global-resolution", "Verifier global-resolution is only approximately lossless"),
+    ],
+)
+def test_rules_that_do_not_take_so_many_children_are_refused(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rule: str, says: str
+) -> None:
+    """Before a model is loaded; at temperature 0 every rule is exact-match, which takes any number."""
+    monkeypatch.setattr("foretoken.measure.pair.load_pair", raising(KeyboardInterrupt))
+    arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrs", "--verifier", rule, "--out", tmp_path / "vectors")
+    run.refused(says, *arguments)
+    assert run(*arguments, "--temperature", 0)[0] == 130
+
+
 @pytest.mark.usefixtures("unchecked")
 def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
     arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)

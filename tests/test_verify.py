@@ -1,6 +1,7 @@
 """Every verifier, for every law it accepts, emits exactly p; and compiled rows are the plain ones."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from foretoken.audit import enumerate as exact
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import Verifier
+from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.verify import VERIFIERS, kseq, rejection
 from foretoken.verify.exact_transport import Transport, TransportGrouped
 from foretoken.verify.published.plan import Solver
@@ -91,6 +92,27 @@ def test_pairs_that_are_not_accepted_would_be_lossy(name: str, law: Law) -> None
 @pytest.mark.parametrize("k", [2, 3])
 def test_the_known_wrong_rule_fails_the_same_check(family: type[IID], k: int) -> None:
     assert not exact.measure(EachAlone(), family(k), PAIRS).exact
+
+
+@dataclass(frozen=True)
+class NoNumbers:
+    """A rule whose row is NaN wherever there are draws."""
+
+    name: str = "no-numbers"
+    laws: tuple[LawFamily, ...] = (IID, Opaque)
+
+    def accepts(self, law: Law) -> bool:
+        return True
+
+    def __call__(self, p: Tensor, siblings: Siblings) -> Tensor:
+        return p * float("nan") if siblings.draws else p
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("law", [IID(2, (0.2, 0.0, 0.8)), Opaque(2)])
+def test_rows_that_are_no_numbers_are_not_exact(law: Law) -> None:
+    """`max` would pass over a NaN that does not come first, and the first row here is p."""
+    assert not exact.measure(NoNumbers(), law, PAIRS).exact
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

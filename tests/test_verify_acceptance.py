@@ -153,6 +153,14 @@ def test_exact_match_without_replacement_at_full_size() -> None:
     assert abs(found - float(seen.mean())) < 5 * float(seen.std()) / num**0.5
 
 
+def test_draws_from_next_to_nothing_are_not_counted() -> None:
+    """Where all but one token share 2e-312 of q, of two draws only the first counts, as for alpha*."""
+    p, q = torch.tensor([[0.2, 0.5, 0.3], [1.0, 1e-312, 1e-312]], dtype=torch.float64)
+    law = WithoutReplacement(2)
+    assert float(foretoken.acceptance("exact-match", law, p, q)) == pytest.approx(0.2, abs=1e-11)
+    assert float(foretoken.alpha_star(law, p, q)) == pytest.approx(0.2, abs=1e-11)
+
+
 def test_rrsw_over_too_many_sequences_is_refused() -> None:
     p, q = torch.softmax(torch.randn(2, 500, generator=torch.Generator().manual_seed(0)), -1)
     assert 0 < float(foretoken.acceptance("rrsw", WithoutReplacement(3), p, q)) < 1

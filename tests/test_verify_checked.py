@@ -118,6 +118,9 @@ def test_many_improbable_draws_are_no_error() -> None:
     q = torch.tensor([1e-10, 1 - 1e-10], dtype=torch.float64)
     row = foretoken.verifier("rrs")(q, Siblings((0,) * 40, q, IID(40)))
     assert row.tolist() == [1, 0]
+    q = torch.tensor([1e-20] * 20 + [1.0], dtype=torch.float64)  # 17 times in a row not the likeliest token
+    row = foretoken.verifier("rrsw")(q, Siblings(tuple(range(17)), q, WithoutReplacement(17)))
+    assert float(row.sum()) == pytest.approx(1)
 
 
 def test_laws_too_large_to_enumerate_name_their_limit() -> None:

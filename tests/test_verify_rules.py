@@ -59,6 +59,12 @@ def test_the_hub_law_where_the_top_token_is_certain() -> None:
         assert float(acceptance(rule, Hub(2), p, q)) == pytest.approx(0.5)
 
 
+def test_spechub_where_the_rest_is_subnormal() -> None:
+    """1 / 1e-312 is infinite."""
+    p, q = f64(0.3, 0.7), f64(1, 1e-312)
+    assert exact.deviation(SPECHUB, Hub(2), p, q) < 1e-12
+
+
 def test_equal_hubs_are_those_of_lower_id() -> None:
     q = f64(0.2, 0.3, 0.3, 0.2)
     assert by_rank(q, (2, 1)) == [1, 2]

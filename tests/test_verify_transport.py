@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 import foretoken
+from foretoken.audit import enumerate as exact
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS, ratio_groups
 from foretoken.verify.exact_transport import Transport, compiled_row, draw_counts, selection
 from foretoken.verify.ratio_groups import by_ratio, in_order
+from rates import f64
 
 RULES = [VERIFIERS["transport"], VERIFIERS["transport-grouped"]]
 COUNTS = [(0.2, 0.5, 0.3), (0.0, 0.3, 0.0, 0.7), (0.4, 0.6), (1.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2)]
@@ -139,6 +141,16 @@ def test_the_order_of_the_draws_does_not_matter(rule: Transport) -> None:
         rows = [rule(p, Siblings(order, q, IID(3))) for order in itertools.permutations(draws)]
         assert max(float((row - rows[0]).abs().max()) for row in rows) < 1e-14
         assert min(float(rows[0][x]) for x in draws) > 0.1
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("law", [IID(1, (0.7, 0.3)), IID(3, (1 - 2e-9, 1e-9, 1e-9, 0.0))], ids=str)
+@pytest.mark.parametrize("tiny", [1e-323, 1e-320, 1e-300])
+def test_a_split_behind_next_to_nothing_of_q(rule: Transport, law: IID, tiny: float) -> None:
+    """P(a draw is before it) has few digits, or none: the cap that it gives must not hold for all tokens."""
+    for p, q in ((f64(0.1, 1e-3, 0.899), f64(0.5, 0.5, tiny)), (f64(5e-310, 5e-300, 1.0), f64(1.0, 1e-12, tiny))):
+        assert exact.deviation(rule, law, p, q) < 1e-12
 
 
 def test_more_draws_than_the_law_makes_and_tokens_that_q_cannot_give_are_refused() -> None:

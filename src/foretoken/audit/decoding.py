@@ -13,22 +13,27 @@ import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from foretoken.audit.branching import outcomes
-from foretoken.audit.enumerate import remembering
+from foretoken.audit.enumerate import COINS, FAMILIES, remembering
+from foretoken.audit.report import largest
 from foretoken.audit.table import TableLM, TableRows, random_table
-from foretoken.core.interfaces import Drafter, Target
+from foretoken.core.interfaces import Drafter, DraftSession, Target
+from foretoken.core.laws import IID, Coins, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
+from foretoken.core.tree import PricedSiblings, Siblings, TokenTree, chain
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.lm import LMDrafter, LMDraftSession
-from foretoken.draft.wrapped import WrappedSession
+from foretoken.draft.randomised import RandomisedDrafter
+from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 from foretoken.models.target import LMTarget, LMTargetSession
 from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
@@ -45,11 +50,19 @@ class Shape:
     name: the tree, for the report.
     policy: makes the tree.
     v: the number of tokens in the vocabulary.
+    families: the kinds of laws by which children are drawn. Coins need a shape that does not depend on q.
+    priced: whether a PricedDrafter drafts, for whose chains the law is opaque.
     """
 
     name: str
     policy: TreePolicy
     v: int
+    families: tuple[LawFamily, ...] = FAMILIES
+    priced: bool = False
+
+    def laws(self, family: LawFamily) -> tuple[Law, ...]:
+        """Return the laws for which a rule must be lossless; family: the kind of laws by which children are drawn."""
+        return (Opaque(1),) if self.priced else self.policy.laws(family)
 
 
 SHAPES = (
@@ -62,7 +75,17 @@ SHAPES = (
     Shape("delayed:0+2x2", PathTree(0, 2, 2), 2),
     Shape("chain:2@0.5", static.chain(2, floor=0.5), 3),
     Shape("budget:3", BudgetTree(3, depth=2, most_draws=2), 2),
+    Shape("chain:2 by coins", static.chain(2), 3, (COINS,)),
+    Shape("kary:2x1 by coins", static.kary(2, 1), 3, (COINS,)),
+    Shape("delayed:0+2x2 by coins", PathTree(0, 2, 2), 2, (COINS,)),
+    Shape("chain:2 priced", static.chain(2), 3, (IID,), priced=True),
 )
+
+
+def cases(rule: Verifier) -> list[tuple[LawFamily, Shape]]:
+    """Return the pairs of a kind of laws and a shape for which `rule` declares that it is lossless."""
+    pairs = [(family, shape) for shape in SHAPES for family in shape.families]
+    return [(family, shape) for family, shape in pairs if all(map(rule.accepts, shape.laws(family)))]
 
 
 @dataclass(frozen=True)
@@ -124,8 +147,9 @@ def measure(
     num_tokens: the number of new tokens of a text.
     around: gives the drafter to use instead of the usual one.
     """
-    target, drafter = table_pair(shape.policy, family, shape.v, seed)
-    decoding = Decoding(target, around(drafter), remembering(verifier), num_tokens=num_tokens)
+    target, inner = table_pair(shape.policy, family, shape.v, seed)
+    drafter = PricedDrafter(inner) if shape.priced else around(inner)
+    decoding = Decoding(target, drafter, remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
     return WholeDeviation(shape.name, len(law), deviation(law, own_law(decoding)), accepted)
 
@@ -140,7 +164,45 @@ def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tupl
     """
     tables = (random_table(v, number) for number in itertools.count(seed, 1000))
     target = TableLM("table target", next(table for table in tables if table[0, 1].max() < 1))
-    return LMTarget(target), LMDrafter(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
+    kind = RandomisedDrafter if isinstance(family, Coins) else LMDrafter
+    return LMTarget(target), kind(TableLM("table drafter", random_table(v, seed + 1)), policy, family, v)
+
+
+@dataclass(frozen=True)
+class PricedDrafter(WrappedDrafter[LMDrafter]):
+    """A drafter of chains that gives the probability of its draw token by token, as that of `--vocab slrs` does.
+
+    The inner drafter's token 0 counts as no token of the target's: where it is drawn there is no draft token.
+    """
+
+    @property
+    def laws(self) -> tuple[Law, ...]:
+        return (Opaque(1),)
+
+    def open(self, batch: int, slots: int) -> "PricedSession":
+        return PricedSession(self.inner.open(batch, slots))
+
+
+class PricedSession(WrappedSession[DraftSession]):
+    """A session of a PricedDrafter."""
+
+    def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
+        return [_priced(tree) for tree in self.inner.propose(sequences)]
+
+
+def _priced(tree: TokenTree) -> TokenTree:
+    """Return a chain up to its first draft token 0, its draws priced."""
+    end = next((node for node in range(1, len(tree)) if tree.tokens[node] == 0), len(tree))
+    records = [
+        record and PricedSiblings(tuple(filter(None, record.draws)), None, Opaque(1), partial(_psi, record))
+        for record in tree.siblings[:end]
+    ]
+    return chain(tree.tokens[:end], records)
+
+
+def _psi(record: Siblings, token: int) -> float:
+    assert record.q is not None
+    return float(record.q[token]) if token else 0.0
 
 
 def deviation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
@@ -148,7 +210,7 @@ def deviation(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
     one, other: {outcome: probability}; an outcome that is missing has probability 0.
     """
-    return max(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
+    return largest(abs(one.get(ids, 0.0) - other.get(ids, 0.0)) for ids in one.keys() | other.keys())
 
 
 def own_law(decoding: Decoding) -> dict[Ids, float]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
+from foretoken.audit.report import largest
+from foretoken.core.laws import IID, Coins, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, LawFamily, RowFunction, Verifier
@@ -23,6 +24,8 @@ from foretoken.verify.published.plan import Solution, Solver
 
 TOLERANCE = 1e-12
 FAMILIES: tuple[LawFamily, ...] = (IID, WithoutReplacement, Hub, Opaque)
+COINS = Coins(0.5)
+RANDOM = (COINS(1), COINS(2), IID(2, (0.2, 0.0, 0.8)))  # the last as no coins give it
 Pair = tuple[Tensor, Tensor]  # p, q
 
 
@@ -66,8 +69,15 @@ def remembering(rule: Verifier) -> Verifier:
 
 
 def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
-    """Return the laws with up to `most` draws for which `rule` declares that it is lossless."""
-    return [family(k) for family in FAMILIES for k in range(1, most + 1) if rule.accepts(family(k))]
+    """Return the laws for which `rule` declares that it is lossless: up to `most` draws, then some of random number."""
+    laws: list[Law] = [family(k) for family in FAMILIES for k in range(1, most + 1)]
+    return [law for law in (*laws, *RANDOM) if rule.accepts(law)]
+
+
+def law_text(law: Law) -> str:
+    """Return a law as the report writes it, such as "iid(2)"; "iid(0..2)" where the number of draws is random."""
+    few = "0.." if isinstance(law, IID) and law.counts is not None else ""
+    return f"{law.name}({few}{law.k})"
 
 
 def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:
@@ -94,14 +104,13 @@ def deviation(rule: RowFunction, law: Law, p: Float[Tensor, " v"], q: Float[Tens
     """
     if isinstance(law, Opaque):
         ordered = [draws for n in range(law.k + 1) for draws in itertools.permutations(range(len(p)), n)]
-        return max(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
+        return largest(float((rule(p, Siblings(draws, None, law)) - p).abs().max()) for draws in ordered)
     total, lowest = torch.zeros_like(p), 0.0
     for draws, prob in outcomes(law, q):
         row = rule(p, Siblings(draws, q, law))
         total += prob * row
         lowest = min(lowest, float(row.min()))
-    error = (total - p).abs().max()
-    return max(float(error.nan_to_num(nan=float("inf"))), -lowest)
+    return largest((float((total - p).abs().max()), -lowest))
 
 
 def all_pairs(seed: int, most: int = 5, num_random: int = 1) -> list[Pair]:

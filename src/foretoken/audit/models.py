@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foretoken.audit import fit
 from foretoken.audit.bits import KERNEL, path_to
-from foretoken.audit.report import FAILED, OK, WEAK, Check, Section, verdict
+from foretoken.audit.report import FAILED, NONE, OK, WEAK, Check, Section, largest, verdict
 from foretoken.audit.wrong import LikeliestDraft
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID
@@ -50,6 +50,7 @@ NUM_TOKENS = 3  # tokens whose joint law is tested
 BATCH = 32  # generations that are sampled together
 ALONE = 8  # one sample of so many is decoded at batch size 1, for which there is other code
 TELL_S = 10.0  # seconds between two lines of progress while generations are sampled
+UNTESTED = "; no draft token was accepted, so that drafting was not tested here"
 LEAST_POWER = 0.5  # a passed test counts if it would have seen a wrong temperature with this probability
 FALSE_ALARM = 1e-4  # the probability of a false alarm of all sampling tests together
 # How far logits may differ by rounding when they are computed in another order, relative to the largest logit.
@@ -136,14 +137,16 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
     """
     wants = [last_logits(target, [path])[0] for path in paths]
     pairs = list(zip(got, wants, strict=True))
-    worst = max(float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs)
+    worst = largest(
+        float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs
+    )
     if worst <= 1 or torch.finfo(rounding(target)).bits > 16:
         return worst
     v = target.vocab_size
     exchanged = [[*path[:-2], (path[-2] + v // 2) % v, path[-1]] for path in paths]
     changes = [distance(last_logits(target, [path])[0], want) for path, want in zip(exchanged, wants, strict=True)]
     allowed = max(PATH[False] * mean(changes), sys.float_info.min)
-    return min(worst, max(distance(logits, want) for logits, want in pairs) / allowed)
+    return min(worst, largest(distance(logits, want) for logits, want in pairs) / allowed)
 
 
 def tree_scores(engine: Engine, seed: int) -> Section:
@@ -185,32 +188,38 @@ def tree_scores(engine: Engine, seed: int) -> Section:
 def greedy(engine: Engine, seed: int) -> Section:
     """Check that at temperature 0 speculation gives the text of plain decoding, alone and in a batch.
 
+    No token ends these texts, since one that ended at its first token would compare nothing.
+
     engine: the models.
     seed: of random prompts.
     """
     texts = prompts(engine, seed)
 
-    def run(drafter: Drafter, batch: int) -> list[list[int]]:
-        part = replace(engine, drafter=drafter, max_batch=batch)
+    def run(drafter: Drafter, batch: int) -> tuple[list[list[int]], int]:
+        """Return the ids of each text, and the number of draft tokens that were accepted in all of them."""
+        part = replace(engine, drafter=drafter, max_batch=batch, eos_ids=frozenset())
         with warnings.catch_warnings():  # else a broken drafter would pass as plain decoding
             warnings.simplefilter("error", DraftFailedWarning)
             results = part.generate(texts, max_new_tokens=GREEDY_TOKENS, temperature=0.0, seed=seed)
         assert isinstance(results, list)
-        return [result.token_ids for result in results]
+        return [result.token_ids for result in results], sum(result.stats.num_accepted for result in results)
 
-    want = run(NoDrafter(), 1)
+    want, _ = run(NoDrafter(), 1)
     checks = []
     for batch in (1, len(texts)):
         ties, wrong = [], []
-        for prompt, one, other in zip(texts, want, run(engine.drafter, batch), strict=True):
+        got, accepted = run(engine.drafter, batch)
+        for prompt, one, other in zip(texts, want, got, strict=True):
             if one != other:
                 tie, what = _parting(engine.target, prompt, one, other)
                 (ties if tie else wrong).append(what)
         same = len(texts) - len(ties) - len(wrong)
+        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
         detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
+        detail += f"; {accepted} drafts accepted" if tested else UNTESTED
         detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
-        numbers = {"num_equal": same, "num_ties": len(ties), "num_wrong": len(wrong)}
-        checks.append(Check(f"batch {batch}", verdict(not wrong), detail, numbers))
+        numbers = {"num_equal": same, "num_ties": len(ties), "num_wrong": len(wrong), "accepted": accepted}
+        checks.append(Check(f"batch {batch}", FAILED if wrong else OK if tested else WEAK, detail, numbers))
     method = "At temperature 0 the text with speculation is that of plain decoding."
     return Section("Greedy text", method, tuple(checks))
 
@@ -254,7 +263,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
         tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
-        detail += "" if tested else "; no draft token was accepted, so that drafting was not tested here"
+        detail += "" if tested else UNTESTED
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
     checks.append(_wrong_rule(engine, chosen[0], sampling, *prepared[0][:2], seed, progress))
@@ -291,7 +300,7 @@ def _wrong_rule(
     name = "known-wrong rule"
     model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
     if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
-        return Check(name, OK, f"does not apply: drafter {model.name} has no density, so p itself is drawn from")
+        return Check(name, NONE, f"does not apply: drafter {model.name} has no density, so p itself is drawn from")
     drafter = replace(model, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
     samples = test.num_samples
     progress(f"sampling {samples} generations with a rule known to be wrong")

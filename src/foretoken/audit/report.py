@@ -1,6 +1,7 @@
 """The result of an audit, as text of one page and as plain values."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ class Check:
     name: what was checked.
     outcome: OK; FAILED (the audit fails); WEAK (the check could not have seen a wrong rule here; the audit does not
         fail); APPROXIMATE (not lossless by design, within the tolerance that the rule declares; the engine refuses it);
-        NONE (nothing was checked, since the promise does not apply here).
+        NONE (nothing was checked, since the check does not apply here).
     detail: the outcome in words.
     numbers: its figures, by name.
     """
@@ -28,6 +29,11 @@ class Check:
 def verdict(good: bool) -> str:
     """Return the outcome of a check that passes if `good`: OK or FAILED."""
     return OK if good else FAILED
+
+
+def largest(deviations: Iterable[float]) -> float:
+    """Return the largest of some deviations, infinity where one is NaN, over which `max` would pass."""
+    return max(math.inf if math.isnan(deviation) else deviation for deviation in deviations)
 
 
 @dataclass(frozen=True)

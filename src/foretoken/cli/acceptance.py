@@ -60,13 +60,17 @@ def acceptance(
     for name in verifier or ():
         check_verifier(name)
     check_folder(Path(out))
-    from foretoken.measure.child_acceptance import child_acceptance, continued, read, write
+    from foretoken.measure.child_acceptance import check_children, child_acceptance, continued, read, write
     from foretoken.measure.machine import machine
     from foretoken.measure.pair import load_pair
     from foretoken.measure.report import Report
     from foretoken.models.identity import device_name, fingerprint
     from foretoken.names import verifier_named
 
+    temperatures = TEMPERATURES if temperature is None else temperature
+    if any(temperatures):
+        for name in verifier or RULES:
+            check_children(verifier_named(name), children)
     options.quiet()
     source, drafter = options.resolve_models(models.target, models.drafter)
     pair = load_pair(source, drafter, verifier="rrsw", device=models.device, dtype=models.dtype)
@@ -88,7 +92,7 @@ def acceptance(
     columns = ["T", "rule", "law", *(f"b={b}" for b in range(1, children + 1)), "file"]
     table = report.table("P(child b is the accepted one)", columns)
     try:
-        for t in dict.fromkeys(TEMPERATURES if temperature is None else temperature):
+        for t in dict.fromkeys(temperatures):
             text = None
             for name in dict.fromkeys("exact-match" if t == 0 else rule for rule in verifier or RULES):
                 path = Path(out) / f"{name}-{t:g}.json"

@@ -21,7 +21,7 @@ from foretoken.core.laws import NONE, Law, Opaque
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.engine import Engine
 from foretoken.measure.results import as_line, check, parsed
 from foretoken.measure.teacher_forcing import ScoredText, drafter_lm, logits_at, written
@@ -46,6 +46,27 @@ class ChildAcceptance:
     acceptance: tuple[float, ...]
     standard_error: tuple[float, ...]
     positions: int
+
+
+def check_children(rule: Verifier, children: int) -> None:
+    """Refuse a rule whose acceptance cannot be measured, since it is not lossless for so many children of a node.
+
+    rule: the verifier, whose children are drawn by the first of its laws.
+    children: their number at each node.
+
+    Raises ForetokenError.
+    """
+    if isinstance(rule, Approximate):
+        raise ForetokenError(
+            f"Verifier {rule.name} is only approximately lossless, so no engine takes it: choose another --verifier."
+        )
+    family = rule.laws[0]
+    if not rule.accepts(family(children)):
+        most = max(k for k in range(1, children) if rule.accepts(family(k)))
+        raise ForetokenError(
+            f"Verifier {rule.name} is not lossless for {children} children of a node: give --children {most}, or "
+            "choose another --verifier."
+        )
 
 
 def continued(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Law, Opaque
+from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Verifier
@@ -66,8 +66,11 @@ def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Non
     q: the drafter's distribution [v].
     draws: token ids in draw order, each with q > 0.
     """
-    if isinstance(law, IID):  # not by its `prob`, in which the product of many small numbers would vanish
+    # Not by `prob` of draws of which any may be improbable: the product of many small numbers would vanish.
+    if isinstance(law, IID):
         possible = len(draws) == law.k if law.counts is None else law.prob(torch.ones(1), (0,) * len(draws)) > 0
+    elif isinstance(law, WithoutReplacement):
+        possible = len(draws) == len(set(draws)) == min(law.k, int((q > 0).sum()))
     else:
         possible = law.prob(q, draws) > 0
     if not possible:

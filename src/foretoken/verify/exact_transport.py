@@ -194,6 +194,8 @@ def selection(p: np.ndarray, q: np.ndarray, ns: np.ndarray, cs: np.ndarray) -> n
     before, left = 0.0, 0.0  # Q_h, and G_h to its last digit also where it is tiny
     for j in range(h):
         before += q[j]
+    if before <= TINY:  # no digit of G_h can be relied on, and a cap that is missing gives away less than that mass
+        h = 0
     for i in range(ns.shape[0]):
         if ns[i] > 0 and h > 0:
             left -= cs[i] * np.expm1(ns[i] * np.log1p(-min(before, 1.0)))

@@ -96,7 +96,7 @@ class SpecHub(HubRule):
         target = p.double() / p.double().sum()
         p_hub, q_hub = target[hub].clone(), first[hub].clone()
         first[hub] = target[hub] = 0.0
-        second = first * (q_hub / first.sum())  # Q(a, x)
+        second = first / first.sum() * q_hub  # Q(a, x), also where 1 / first.sum() would be infinite
         after_first = (target - first).clamp(min=0)  # p'
         residual = (after_first - second).clamp(min=0)  # p''
         spare_second = (second - after_first).clamp(min=0).sum()  # S

@@ -29,7 +29,10 @@ class ExactMatch:
         return p
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return sum over x of p(x) P(x is among the draws): for opaque children p of the k best tokens of q."""
+        """Return sum over x of p(x) P(x is among the draws): for opaque children p of the k best tokens of q.
+
+        Draws without replacement from a mass below 1e-290 of q do not count.
+        """
         if isinstance(law, IID):
             return (p * law.hit(q)).sum(-1)
         if isinstance(law, Hub | Opaque):

@@ -69,13 +69,15 @@ def ring_times(q: np.ndarray, k: int, since: int) -> tuple[np.ndarray, int]:
 def chance_of_a_draw(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], k: int) -> Float[Tensor, " m"]:
     """Return sum over x of p(x) P(x is among the k draws) [m], by about 250 nodes of an integral per row, each O(v k).
 
+    Draws from a mass below TINY are not counted.
+
     p, q: distributions of the target and of the drafter, float64, normalised [m, v].
     k: the number of draws.
     """
     chances = np.zeros(len(p))
     if k > 0:
         for i, (p_row, q_row) in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
-            drawn = min(k, int(np.count_nonzero(q_row)))
+            drawn = num_drawn(q_row, k)
             add_chance(p_row, q_row, drawn, *ring_times(q_row, drawn, since=1), chances[i : i + 1])
     return torch.from_numpy(chances).to(p.device)
 
