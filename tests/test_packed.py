@@ -1,6 +1,9 @@
 """Models in GGUF files run with their weights as they are in the file, from text to text."""
 
+import platform
+import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import foretoken
 import gguf_zoo
@@ -22,11 +27,13 @@ from foretoken.heads.head import new_head
 from foretoken.models import packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
+from foretoken.models.mapped import weight_files
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
 from foretoken.recipe import check_engine
 from leaks import leak
+from serving import wait_until
 
 CPU = torch.device("cpu")
 TYPES = gguf.GGMLQuantizationType
@@ -293,3 +300,23 @@ def test_a_wrong_request_to_quantise_a_drafter_is_refused_before_models_are_load
         foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q9")
     with pytest.raises(ForetokenError, match="quantised to q4_1 on a CPU alone, and not with compile off"):
         foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q4_1", compile="off")
+
+
+KERNEL = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or KERNEL < (5, 14), reason="Linux has it from 5.14 on")
+def test_a_mapped_file_is_brought_into_memory_before_its_first_use(tmp_path: Path) -> None:
+    """All pages of it are the process's own, although nothing has read them."""
+    save_file({"w": torch.ones(1 << 21)}, tmp_path / "w.safetensors")
+    with safe_open(tmp_path / "w.safetensors", "pt") as file:
+        weight = file.get_tensor("w")
+
+    def resident() -> int:
+        """Kilobytes."""
+        maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "w.safetensors"), 1)[1]
+        return int(re.search(r"^Rss: +(\d+) kB", maps, re.MULTILINE)[1])
+
+    assert resident() < 1024
+    weight_files().read_ahead()
+    wait_until(lambda: resident() >= weight.nbytes // 1024)

@@ -11,12 +11,14 @@ import ctypes
 import mmap
 from bisect import bisect_right
 from dataclasses import dataclass
+from threading import Thread
 
 import torch
 from torch import Tensor
 
 ENDINGS = (".safetensors",)  # of weight files
 PART = 4096  # rows of a weight that are copied at a time
+POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which older kernels refuse
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,19 @@ class MappedFiles:
         first, last = -(-weight.data_ptr() // page) * page, (weight.data_ptr() + weight.nbytes) // page * page
         if last > first:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+
+    def read_ahead(self) -> None:
+        """Begin to bring all pages of the files into this process's memory, by a thread that waits for nothing else.
+
+        Else the first forward does it, page by page: in a fifth of a second for a file of a gigabyte that is in memory
+        already.
+        """
+
+        def populate() -> None:
+            for start, end in zip(self.starts, self.ends, strict=True):
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), POPULATE_READ)
+
+        Thread(target=populate, daemon=True).start()
 
 
 NO_FILES = MappedFiles([], [])

@@ -53,6 +53,7 @@ def packed_model(source: str) -> PreTrainedModel:
         generation, weights = found.generation_config, _in_memory(found)
     else:
         config, generation, weights = read_kept(folder)
+        weight_files().read_ahead()
     _warn_of_dequantised(source, weights)
     matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
     dtype = torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
