@@ -1,6 +1,7 @@
 """The engine on tiny random models: the same text as plain decoding, alone or in a batch, streamed or not."""
 
 import math
+import pickle
 import random
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 
 import foretoken
 import tiny
+from foretoken.core.errors import ContextError
 from foretoken.decode import DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
 from foretoken.vocab.vocabulary import vocabulary
@@ -348,6 +350,20 @@ def streamed(prompt: bytes, pieces: list[bytes]) -> str:
 def test_text_behind_a_prompt_that_ends_within_a_character(prompt, output, text):
     assert streamed(prompt, [output]) == text
     assert streamed(prompt, [output[i : i + 1] for i in range(len(output))]) == text
+
+
+def test_text_behind_a_long_prompt_of_characters_of_several_tokens():
+    """The last ids of the prompt that are looked at begin with a whole character."""
+    for prompt in ("a鬱鬱鬱", "鬱" * 9, "\U0001f600" * 5, "é" * 7):
+        assert streamed(prompt.encode(), ["鬱鬱 b".encode()]) == "鬱鬱 b"
+        assert streamed(prompt.encode(), [bytes([byte]) for byte in "鬱鬱 b".encode()]) == "鬱鬱 b"
+
+
+def test_a_prompt_that_is_too_long_says_so_in_another_process_too(folders):
+    with pytest.raises(ContextError) as refused:
+        load(folders).generate([1] * 256)
+    sent = pickle.loads(pickle.dumps(refused.value))
+    assert (str(sent), sent.num_tokens) == (str(refused.value), 256)
 
 
 def test_text_is_the_same_byte_by_byte_and_all_at_once():

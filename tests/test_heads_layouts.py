@@ -295,8 +295,11 @@ def test_two_weights_of_one_name_are_refused(target: TargetParts, tmp_path: Path
     """Else one of them would be read, and nobody would know which."""
     weights = checkpoint("eagle", target)
     both = weights | {"model.fc.weight": torch.zeros_like(weights["fc.weight"])}
-    with pytest.raises(ForetokenError, match=r"has (model.)?fc.weight and (model.)?fc.weight, which are one weight"):
+    with pytest.raises(
+        ForetokenError, match=r"has (model.)?fc.weight and (model.)?fc.weight, which are one weight, and"
+    ):
         loaded(tmp_path / "head", both, {}, target)
+    loaded(tmp_path / "same", weights | {"model.fc.weight": weights["fc.weight"].clone()}, {}, target)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 import serving
 from foretoken.serve.schema import ChatRequest, CompletionRequest
-from foretoken.vocab.vocabulary import vocabulary
 from limited import engine as engine  # fixtures
 from limited import error
 from limited import server as server
@@ -163,15 +162,6 @@ def test_who_sends_a_large_body_slowly_reads_why_it_is_refused(server):
 
     error(server.client.post(COMPLETION, content=pieces(12), headers={"Content-Length": "120000"}), 413)
     error(server.client.post(COMPLETION, content=pieces(12)), 413)
-
-
-def test_a_text_that_must_be_too_long_is_refused_before_it_is_encoded(engine, monkeypatch):
-    """It would take the thread that all requests share seconds to encode it."""
-    text = "x" * (1 + 32 * max(len(token) for token in vocabulary(engine.tokenizer).tokens if token))
-    with serving.served(engine, context=32) as narrow:
-        monkeypatch.setattr(type(engine), "encode", None)
-        for body, path in (({"prompt": text}, COMPLETION), ({"messages": [{"role": "user", "content": text}]}, CHAT)):
-            assert error(narrow.post(path, body))["code"] == "context_length_exceeded"
 
 
 def test_the_models_own_context_is_refused_like_one_that_is_named(engine):

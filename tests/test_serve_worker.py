@@ -10,6 +10,7 @@ import foretoken
 import tiny
 from foretoken.core.errors import GrammarError
 from foretoken.decode import Decoder, DraftFailedWarning
+from foretoken.draft.store import Store
 from foretoken.serve import batch
 from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
@@ -134,8 +135,10 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
     worker.stop()
 
 
-def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_work(folders, monkeypatch):
-    engine, step, sizes = load(folders, tree="chain:3"), Decoder.step, []
+@pytest.mark.parametrize("drafter", ["drafter", "suffix"])
+def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_work(folders, monkeypatch, drafter):
+    engine, step, sizes, ended = load(folders, drafter, tree="chain:3"), Decoder.step, [], []
+    monkeypatch.setattr(Store, "add", lambda self, ids: ended.append(len(ids)))
 
     def limited(decoder: Decoder) -> list:
         sizes.append(len(decoder.sequences))
@@ -148,12 +151,17 @@ def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_wor
     worker = Worker(engine, max_batch=4)
     wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(PROMPTS)]
     sizes.clear()
+    ended.clear()
     listeners = [asked(worker, job(engine, prompt, i, 60)) for i, prompt in enumerate(PROMPTS)]
     worker.start()
     assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
     assert 1 in sizes[:20]
     assert max(sizes[20:]) > 1
     worker.stop()
+    whole = sorted(
+        len(engine.encode(prompt)) + len(want.token_ids) for prompt, want in zip(PROMPTS, wanted, strict=True)
+    )
+    assert drafter != "suffix" or sorted(ended) == whole, "a text that only moves is no text that ended"
 
 
 @pytest.mark.parametrize("most", [2, 0])

@@ -134,6 +134,10 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
         torch.save({key: value for key, value in torch.load(path).items() if key != "mlp_input"}, path)
         with pytest.raises(ForetokenError, match="is of Gumiho's head as it was before"):
             second.resume()
+    state = torch.load(tmp_path / "parts" / "checkpoint.pt")
+    torch.save({key: value for key, value in state.items() if key != "steps"}, tmp_path / "parts" / "checkpoint.pt")
+    with pytest.raises(ForetokenError, match="made by an earlier version, which took another number of steps"):
+        second.resume()
     (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
     with pytest.raises(ForetokenError, match="cannot be read"):
         other.resume()

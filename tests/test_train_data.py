@@ -116,14 +116,26 @@ def test_records_may_be_token_ids(tmp_path: Path) -> None:
 
 def test_what_a_model_has_sampled_is_learnt_as_it_was_sampled(tmp_path: Path) -> None:
     """The tokenizer would merge its pieces and end it, although the model stopped at a length."""
-    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
-    said = {"text": "ab" * 10, "token_ids": [7] * 20, "finish_reason": "length"}
+    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer(("ab",))
+    ids = [tokenizer.convert_tokens_to_ids("ab")] * 20  # the tokenizer itself would write single letters
+    said = {"text": "ab" * 19 + "a", "token_ids": ids, "finish_reason": "length"}
     asked = [{"role": "user", "content": "hi"}]
     path.write_text(json.dumps({"prompt": "given", **said}) + "\n" + json.dumps({"messages": asked, **said}) + "\n")
     before = [encode(tokenizer, "given"), encode(tokenizer, "user: hi\nassistant: ")]
     for row, given in zip(rows(list(records([str(path)])), tokenizer, 64), before, strict=True):
-        assert row.ids.tolist() == [*given, *[7] * 20]
+        assert row.ids.tolist() == [*given, *ids]
         assert row.skipped == len(given)
+    path.write_text(json.dumps({"prompt": "given", "text": "other", "token_ids": ids}))
+    with pytest.raises(ForetokenError, match="line 1 has token_ids that are not those of its text for this target"):
+        rows(list(records([str(path)])), tokenizer, 64)
+
+
+def test_a_conversation_that_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
+    path.write_text("\n" + json.dumps(turns("a", "b" * 20)))
+    with pytest.raises(ForetokenError, match=r"d\.jsonl, line 2 .*no system"):
+        rows(list(records([str(path)])), tokenizer, 64)
 
 
 def test_conversations_have_the_form_of_the_chat_template() -> None:

@@ -156,7 +156,8 @@ def load(
             takes its costs instead of measuring, so that a seed fixes the text, and drafts chains as deep as pays if a
             chain was best.
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
-            q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). Models in GGUF files are packed as they are.
+            q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). It is refused for a target in a GGUF file,
+            which is packed as it is.
         quantise_drafter: the kind of blocks for the drafter alone, a model named by folder; by default that of
             `quantise`. It changes speed and acceptance, and never the distribution of the text.
         suffix_store: a file that keeps the texts of drafter suffix for the next process. It is made where there is

@@ -332,7 +332,7 @@ class Engine:
             raise ForetokenError(f"{which} is empty: give at least one token.")
         context = self.target.lm.context
         if context is not None and len(ids) >= context:
-            raise ContextError(which, len(ids), self.target.name, context)
+            raise ContextError.of(which, len(ids), self.target.name, context)
         return ids
 
     def _run(

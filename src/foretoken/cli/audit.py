@@ -2,13 +2,14 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.options import RecipeOptions, check_models, load_engine
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
+from foretoken.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,12 @@ def audit(
     check_sampling(temperature=temperature)
     check_counts(samples=samples)
     check_seed(seed)
-    check_models(**vars(engine))
-    if not exact_only:
+    if exact_only:
+        Recipe(
+            **{each.name: value for each in fields(Recipe) if (value := getattr(engine, each.name, None)) is not None}
+        )
+    else:
+        check_models(**vars(engine))
         check_audited(temperature, samples)
     loaded = None if exact_only else load_engine(**vars(engine))
     from foretoken.audit import run

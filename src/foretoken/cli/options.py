@@ -123,7 +123,7 @@ class EngineOptions(RecipeOptions):
     def named(self, seed: int | None) -> dict[str, Any]:
         """Return the options as `load_engine` takes them, the method filled in. seed: the one asked for, if any."""
         chosen = self.tree, self.verifier, self.law, self.draft_probability
-        return {**vars(self), "method": self.method or method_for(seed, self.profile, *chosen)}
+        return {**vars(self), "method": method_for(seed, self.profile, *chosen) if self.method is None else self.method}
 
     def anywhere(self) -> "EngineOptions":
         """Return these options for a process that runs in another folder: files and folders have absolute paths.

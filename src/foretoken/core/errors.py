@@ -22,15 +22,21 @@ class ContextError(ForetokenError):
     num_tokens: the number of its tokens.
     """
 
-    def __init__(self, which: str, num_tokens: int, model: str, context: int) -> None:
-        """Make the sentence.
+    def __init__(self, said: str, num_tokens: int = 0) -> None:
+        """Make the error; said: the sentence, see `of`; num_tokens: as in the class's docstring."""
+        super().__init__(said)  # alone, so that the error can be sent to another process
+        self.num_tokens = num_tokens
+
+    @staticmethod
+    def of(which: str, num_tokens: int, model: str, context: int) -> "ContextError":
+        """Return the error with its sentence.
 
         which: what it calls the prompt.
         num_tokens, context: numbers of tokens, of the prompt and of the context.
         model: the model's name.
         """
-        super().__init__(f"{which} has {num_tokens} tokens, and the context of {model} is {context}: shorten it.")
-        self.num_tokens = num_tokens
+        said = f"{which} has {num_tokens} tokens, and the context of {model} is {context}: shorten it."
+        return ContextError(said, num_tokens)
 
 
 class DraftError(Exception):

@@ -86,7 +86,7 @@ def check_choice(what: str, name: str | None, known: Iterable[str]) -> None:
     known: the names that can be chosen.
     """
     if name is not None and name not in known:
-        raise ForetokenError(f"Unknown {what} {name}: choose one of {', '.join(known)}.")
+        raise ForetokenError(f"Unknown {what} {name or repr(name)}: choose one of {', '.join(known)}.")
 
 
 def check_seed(seed: int | None, prompts: int = 1) -> None:

@@ -35,7 +35,7 @@ from foretoken.core.files import write
 from foretoken.heads import HEADS
 from foretoken.heads.head import PublishedHead
 from foretoken.heads.layer import LayerShape
-from foretoken.heads.layouts import EMBEDDING, by_authors_names, other_head
+from foretoken.heads.layouts import EMBEDDING, by_authors_names, one_weight, other_head
 from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
@@ -259,6 +259,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ForetokenError(f"Cannot read {path} as weights ({type(error).__name__}): download it again.") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise ForetokenError(f"{path} holds no table of tensors by name, so that it is no draft head.")
+    for one, other in one_weight(loaded):
+        if not torch.equal(loaded[one], loaded[other]):
+            raise ForetokenError(f"{path} has {one} and {other}, which are one weight, and differ: remove either.")
     return {key: loaded[there] for key, there in by_authors_names(loaded).items()}
 
 

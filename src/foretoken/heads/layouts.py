@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable
 
-from foretoken.core.errors import ForetokenError
-
 EMBEDDING = "embed_tokens.weight"
 # Weights that are not read: rotary frequencies, which follow from config.json, and copies of the target's norm and LM
 # head, which only training needs.
@@ -29,6 +27,18 @@ def other_head(keys: Iterable[str], own: Iterable[str]) -> str | None:
     return next((what for key in of_others for mark, what in OTHERS.items() if re.match(mark, key)), None)
 
 
+def name_of(key: str) -> str:
+    """Return the authors' name of a weight whose `key` may have the beginnings that other projects give it."""
+    return re.sub(r"^(model\.|medusa_heads?\.)+", "", key)
+
+
+def one_weight(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of `keys` that are the same weight by their authors' names."""
+    first: dict[str, str] = {}
+    both = [(first.setdefault(name_of(key), key), key) for key in keys if not re.match(DERIVED, key)]
+    return [(one, other) for one, other in both if one != other]
+
+
 def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
     """Return a dict from the authors' name of each weight that a head needs to its key in a file.
 
@@ -37,16 +47,8 @@ def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
     SGLang, SpecForge and speculators.
 
     keys: all keys of the file.
-
-    Raises ForetokenError for two keys of one weight.
     """
-    plain: dict[str, str] = {}
-    for key in keys:
-        name = re.sub(r"^(model\.|medusa_heads?\.)+", "", key)
-        if name in plain:
-            raise ForetokenError(f"The head has {plain[name]} and {key}, which are one weight, {name}: remove either.")
-        if not re.match(DERIVED, key):
-            plain[name] = key
+    plain = {name_of(key): key for key in keys if not re.match(DERIVED, key)}
     blocks = {(int(m[1]), int(m[2])) for key in plain if (m := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", key))}
     if not blocks:
         return plain

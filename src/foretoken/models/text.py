@@ -104,12 +104,15 @@ class TextStream:
 
         tokenizer: the target's.
         stops: strings that end the text.
-        prompt_ids: ids before the output; the last CONTEXT of them are used.
+        prompt_ids: ids before the output; the last CONTEXT of them are used, or a few more to begin with a character.
         """
         self.tokenizer = tokenizer
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
-        self._ids = list(prompt_ids[-CONTEXT:])
+        for count in (*range(CONTEXT, CONTEXT + 4), CONTEXT):  # a character has up to four tokens
+            self._ids = list(prompt_ids[-count:])
+            if not self._decode(0, count).startswith(REPLACEMENT):
+                break
         self._start = 0  # index of the first id that is decoded again with new ones
         self._num_prompt = self._settled = len(self._ids)  # _settled: number of ids whose text was returned or is held
         self._held = ""

@@ -157,7 +157,8 @@ class Batch:
     def join(self, ticket: Ticket) -> None:
         """Take the job of `ticket` into work; a prompt of more than BLOCK ids is read in pieces before a step."""
         if not len(self) and (self._drafter is not self._engine.drafter or self._room < self._size):
-            self._draft_by(self._engine.drafter)  # the texts with which it, or the memory, failed have left
+            if self._drafter is not self._engine.drafter:  # the texts with which it failed have left
+                self._draft_by(self._engine.drafter)
             self._reopen(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         self.num_tokens += len(job.ids)
@@ -252,19 +253,23 @@ class Batch:
             else:
                 self._report(self._decoder, steps)
                 self._good += 1
-                if self._room < self._size and self._good >= GOOD_STEPS:
+                if self._reading and self._room < self._size and self._good >= GOOD_STEPS:
                     self._grow()
 
     def _grow(self) -> None:
         """Open the decoder anew with up to twice the rows, for the texts that have one and those that wait."""
-        for sequence in self._texts:
-            self._decoder.leave(sequence)  # which keeps what was read of it
+        for row, sequence in enumerate(self._decoder.sequences):
+            self.cache.keep(self._decoder, row, sequence.ids, self.cache.match(sequence.ids))
         self._good = 0
-        self._reopen(min(2 * self._room, self._size))
+        self._reopen(min(2 * self._room, self._size), self._room)
         self._enter_again()
 
-    def _reopen(self, rows: int) -> None:
-        """Open the decoder anew with `rows` rows, or with as many as the memory suffices for; they are its room."""
+    def _reopen(self, rows: int, enough: int = 0) -> None:
+        """Open the decoder anew, with as many rows as the memory suffices for; their number becomes its room.
+
+        rows: the number of rows to begin with. If that fails, half of them are tried, and so on.
+        enough: a number of rows that is tried before any smaller one.
+        """
         vars(self).pop("_decoder", None)  # first, since its memory may be what lacks
         while True:
             self._room = rows
@@ -275,7 +280,7 @@ class Batch:
                 if rows == 1:
                     raise
                 log.warning("There is no memory for %d texts at once: %r", rows, error)
-            rows //= 2
+            rows = max(rows // 2, enough) if rows > enough else rows // 2
 
     def _enter_again(self) -> None:
         """Give the texts rows of the new decoder; those for which there is no room wait until another one has ended."""

@@ -1,6 +1,5 @@
 """The one place where a request becomes jobs: prompts are encoded, settings checked, defaults filled in."""
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +28,7 @@ from foretoken.serve.schema import (
 )
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
-from foretoken.vocab.vocabulary import vocabulary
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's code of the error
 SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # its token ids are texts in JSON
 
 
@@ -68,7 +65,6 @@ class Intake:
     name: the model's name for clients.
     context: the most tokens of a text, its prompt included.
     most: the most texts that one request may ask for.
-    longest: number of bytes of the longest token; infinite for a tokenizer that hides them.
     use: what the model's chat template can do with tools.
     turn_ends: ids that end an answer in a conversation.
     """
@@ -80,10 +76,6 @@ class Intake:
         self.name, self.context, self.most = name, context, most
         end = turn_end(engine.tokenizer)
         self.use = tool_use(engine.tokenizer)
-        try:
-            self.longest: float = max(map(len, filter(None, vocabulary(engine.tokenizer).tokens)), default=math.inf)
-        except ForetokenError:
-            self.longest = math.inf
         self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
 
     def chat(self, body: ChatRequest) -> Asked:
@@ -230,17 +222,13 @@ class Intake:
 
     def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
         """Return the ids of a text or conversation. which: its name in errors. param: the field that they name."""
-        texts = [prompt] if isinstance(prompt, str) else [x.get("content") for x in prompt if isinstance(x, dict)]
-        if sum(map(len, filter(None, texts))) > self.context * self.longest:  # to encode that would take seconds
-            said = f"{which} has more tokens than the context of {self.name}, which is {self.context}: shorten it."
-            raise ApiError(400, said, param, TOO_LONG)
         try:
             ids = self.engine.encode(prompt, which, tools)
             if len(ids) >= self.context:
-                raise ContextError(which, len(ids), self.name, self.context)
+                raise ContextError.of(which, len(ids), self.name, self.context)
         except ContextError as error:
-            said = str(ContextError(which, error.num_tokens, self.name, self.context))  # not the model's path
-            raise ApiError(400, said, param, TOO_LONG) from error
+            told = ContextError.of(which, error.num_tokens, self.name, self.context)  # with no path of the model
+            raise ApiError(400, str(told), param, "context_length_exceeded") from error
         except ForetokenError as error:
             raise ApiError(400, str(error), param) from error
         return ids

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.messages import Message, check_messages, check_text
-from foretoken.models.text import Tokenizer, chat_prompt, encode
+from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode
 
 SHORTEST = 16  # smallest number of tokens of a row; shorter ones teach next to nothing
 
@@ -24,14 +24,23 @@ class Record:
     """One training text.
 
     prompt: its beginning, which is given and not learnt: a string, the messages of a conversation, or token ids.
-    text: the rest, which is learnt: a string, or token ids, which are exact where a model has sampled the text, since
-        its tokenizer may encode the decoded string as other ids.
+    text: the rest, which is learnt.
+    ids: the token ids of the rest as a model has sampled it, since its tokenizer may encode the decoded string as other
+        ids; None: the text is encoded.
     file: the file where it stands, for messages.
+    line: the number of its line there; None: it is the whole file.
     """
 
     prompt: str | list[Message] | tuple[int, ...]
-    text: str | tuple[int, ...]
+    text: str
+    ids: tuple[int, ...] | None = None
     file: str = field(default="the data", compare=False)
+    line: int | None = field(default=None, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages."""
+        return self.file if self.line is None else f"{self.file}, line {self.line}"
 
 
 @dataclass(frozen=True)
@@ -73,14 +82,15 @@ def records(files: Sequence[str]) -> Iterator[Record]:
         for number, piece in enumerate(pieces, start=1):
             if piece.strip():
                 empty = False
-                yield _record(piece, name, f"{name}, line {number}") if by_line else Record("", piece, name)
+                yield _record(piece, name, number) if by_line else Record("", piece, file=name)
     if empty:
         raise ForetokenError(f"There is no text at all in {', '.join(files)}: name files that hold some.")
 
 
-def _record(line: str, file: str, place: str) -> Record:
+def _record(written: str, file: str, line: int) -> Record:
+    place = f"{file}, line {line}"
     try:
-        value = json.loads(line)
+        value = json.loads(written)
         turns, of_ids = value.get("conversations"), "ids" in value
         if of_ids:
             prompt = text = ""
@@ -98,7 +108,7 @@ def _record(line: str, file: str, place: str) -> Record:
         ids, given = _ids(value["ids"], "ids", place), value.get("given", 0)
         if type(given) is not int or not 0 <= given <= len(ids):
             raise ForetokenError(f"{place} has given {given}: it must be a number of its {len(ids)} ids.")
-        return Record(ids[:given], ids[given:], file)
+        return Record(ids[:given], "", ids[given:], file, line)
     if prompt == []:
         prompt = ""
     if isinstance(prompt, list):
@@ -106,8 +116,8 @@ def _record(line: str, file: str, place: str) -> Record:
     else:
         _check(prompt, "prompt", place)
     _check(text, "text", place)
-    learnt = _ids(value["token_ids"], "token_ids", place) if "token_ids" in value else text
-    return Record(prompt, learnt, file)
+    sampled = _ids(value["token_ids"], "token_ids", place) if "token_ids" in value else None
+    return Record(prompt, text, sampled, file, line)
 
 
 def _ids(ids: Any, what: str, place: str) -> tuple[int, ...]:
@@ -150,16 +160,26 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
 
 
 def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
-    """Return the ids of a text, and how many of the first ones are given."""
+    """Return the ids of a text, and how many of the first ones are given.
+
+    Raises ForetokenError for a conversation that the chat template refuses, and for ids of another tokenizer.
+    """
     prompt, text = record.prompt, record.text
     if isinstance(prompt, list):
         if tokenizer.chat_template:
-            prompt = tuple(chat_prompt(tokenizer, prompt, f"A conversation in {record.file}"))
+            prompt = tuple(chat_prompt(tokenizer, prompt, f"The conversation in {record.place}"))
         else:
             prompt = "".join(f"{turn['role']}: {turn.get('content') or ''}\n" for turn in prompt) + "assistant: "
-    if isinstance(text, tuple):
+    if record.ids is not None:
         first = encode(tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
-        return [*first, *text], len(first)
+        if text:
+            stream = TextStream(tokenizer, (), first)
+            if not (stream.push([*record.ids]) + stream.finish()).startswith(text):  # a stop string may have ended it
+                raise ForetokenError(
+                    f"{record.place} has token_ids that are not those of its text for this target's tokenizer: leave "
+                    "token_ids out, or give texts that this target has written."
+                )
+        return [*first, *record.ids], len(first)
     end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
     if not isinstance(prompt, str):
         return [*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"], *end], len(prompt)
@@ -193,10 +213,14 @@ def digest(texts: Sequence[Record]) -> str:
     """Return the SHA-256 of all texts, in order, as hexadecimal digits."""
     sha = hashlib.sha256()
     for text in texts:
-        for part in (text.prompt, text.text):
-            written = part if isinstance(part, str) else json.dumps(part)
-            sha.update(f"{len(written)}:".encode())
-            sha.update(written.encode())
+        prompt, of_ids = text.prompt, ()
+        if text.ids is not None:
+            first = prompt if isinstance(prompt, tuple) else ()
+            of_ids = (repr((first + text.ids, len(first))),)
+        shown = prompt if isinstance(prompt, str) else "" if isinstance(prompt, tuple) else json.dumps(prompt)
+        for part in (shown, text.text, *of_ids):
+            sha.update(f"{len(part)}:".encode())
+            sha.update(part.encode())
     return sha.hexdigest()
 
 

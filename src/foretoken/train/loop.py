@@ -219,6 +219,7 @@ class Trainer:
             "mlp_input": self.head.config().get("mlp_input"),
             "feature_sizes": self.head.feature_sizes if isinstance(self.head, Eagle3) else None,
             "step": self.step,
+            "steps": self.steps,
             "tokens": self.tokens,
             "smooth": self.smooth,
         }
@@ -240,6 +241,10 @@ class Trainer:
             ) from error
         if not isinstance(state, dict) or "plan" not in state:
             raise ForetokenError(f"{path} is no checkpoint of foretoken train: name another --out.")
+        if "steps" not in state:
+            raise ForetokenError(
+                f"{path} was made by an earlier version, which took another number of steps: remove it to start again."
+            )
         if state["plan"] != asdict(self.plan):
             changed = [key for key, value in asdict(self.plan).items() if state["plan"].get(key) != value]
             raise ForetokenError(

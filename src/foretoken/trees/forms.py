@@ -22,7 +22,7 @@ def read_tree(spec: str) -> Read:
     kind, colon, rest = spec.partition(":")
     if kind not in TREES or not colon:
         grammar = "; ".join(text for text, _ in TREES.values())
-        raise ForetokenError(f"Unknown tree {spec}: choose {grammar}.")
+        raise ForetokenError(f"Unknown tree {spec or repr(spec)}: choose {grammar}.")
     return kind, TREES[kind][1](rest)
 
 
