@@ -227,8 +227,8 @@ class Intake:
             if len(ids) >= self.context:
                 raise ContextError.of(which, len(ids), self.name, self.context)
         except ContextError as error:
-            told = ContextError.of(which, error.num_tokens, self.name, self.context)  # with no path of the model
-            raise ApiError(400, str(told), param, "context_length_exceeded") from error
+            mended = ContextError.of(which, error.num_tokens, self.name, self.context)  # with no path of the model
+            raise ApiError(400, str(mended), param, "context_length_exceeded") from error
         except ForetokenError as error:
             raise ApiError(400, str(error), param) from error
         return ids
