@@ -45,8 +45,9 @@ def test_left_padded_prompts_in_a_batch_and_stopping_criteria(models, pair):
     expected = target.generate(**pair, **options)
     assert torch.equal(target.generate(**pair, **options, **NGRAM), expected)
     stop = StoppingCriteriaList([lambda ids, scores: (ids[:, -1] == expected[0, -4]) | (ids[:, -1] == expected[1, -6])])
-    options["stopping_criteria"] = stop
-    assert torch.equal(target.generate(**pair, **options, **NGRAM), target.generate(**pair, **options))
+    own = StoppingCriteriaList([lambda ids, _: torch.tensor([ids.shape[1] >= (15, 18)[r] for r in range(len(ids))])])
+    for options["stopping_criteria"] in (stop, own):
+        assert torch.equal(target.generate(**pair, **options, **NGRAM), target.generate(**pair, **options))
 
 
 def test_stop_strings_are_taken_as_a_criterion(models):
@@ -93,6 +94,16 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
 def test_what_it_cannot_give_is_refused(models, option, says):
     with pytest.raises(foretoken.ForetokenError, match=says):
         models[0].generate(torch.tensor([[1, 2]]), max_new_tokens=4, do_sample=True, **NGRAM, **option)
+
+
+def test_prompts_that_are_no_token_ids_are_refused(models, pair):
+    target, asked = models[0], {"max_new_tokens": 4, "do_sample": False, **NGRAM}
+    embeds = target.get_input_embeddings()(pair["input_ids"])
+    with pytest.raises(foretoken.ForetokenError, match="leave inputs_embeds out"):
+        target.generate(**pair, inputs_embeds=embeds, **asked)
+    pair["attention_mask"][1] = 0
+    with pytest.raises(foretoken.ForetokenError, match="Row 1 of input_ids has no token"):
+        target.generate(**pair, **asked)
 
 
 @pytest.mark.parametrize("drafter", ["self", "self:q8_0", "suffix+self"])

@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,25 @@ def test_what_cannot_be_written_is_refused_before_it_is_made(tmp_path):
             check(path)
 
 
+def test_two_processes_may_write_one_file_at_once(tmp_path, monkeypatch):
+    """Each under a temporary name of its own: the last one to finish wins, and its file is whole."""
+    path = tmp_path / "f"
+
+    def slowly(temporary):
+        temporary.write_text("slow")
+        monkeypatch.setattr(os, "getpid", lambda: 0)
+        write(path, lambda other: other.write_text("quick"))
+        monkeypatch.undo()
+        assert path.read_text() == "quick"
+
+    write(path, slowly)
+    assert path.read_text() == "slow"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path):
     full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
-    (tmp_path / "b.jsonl.tmp").symlink_to("/dev/full")  # where its lines go until all are written
+    (tmp_path / f"b.jsonl.{os.getpid()}.tmp").symlink_to("/dev/full")  # where its lines go until all are written
     with full:
         write_lines(str(tmp_path / "b.jsonl"), [{"long": "x" * 100_000}], {})
     assert not list(tmp_path.iterdir())

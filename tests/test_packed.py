@@ -1,5 +1,6 @@
 """Models in GGUF files run with their weights as they are in the file, from text to text."""
 
+import os
 import platform
 import re
 import shutil
@@ -163,13 +164,22 @@ def test_the_second_start_reads_what_the_first_one_kept(
         assert load_tokenizer(path).eos_token == "<|im_end|>"
     for damage in ("packed.safetensors", "config.json", "tokenizer.json", "origin.json"):
         content = (folder / damage).read_bytes()
-        for left in (None, content[: len(content) // 2]):
+        for left in (None, content[: len(content) // 2], bytes(len(content))):  # the last as a power cut leaves it
             (folder / damage).unlink() if left is None else (folder / damage).write_bytes(left)
             assert fingerprint(load_model(path, CPU)) == first
             assert (folder / damage).stat().st_size == len(content)
     save(Path(path), kind=TYPES.Q4_0)  # another model in the same place
     assert fingerprint(load_model(path, CPU)) != first
     assert sorted(x.name for x in cache_folder.iterdir()) == sorted([folder.name, f".{folder.name}.lock"])
+
+
+def test_a_file_with_any_name_is_kept(tmp_path: Path, cache_folder: Path) -> None:
+    """Of 250 bytes, not all of them UTF-8."""
+    path = os.fsdecode(os.fsencode(tmp_path / "m") + b"\xff" * 240 + b".gguf")
+    save(Path(path))
+    first = fingerprint(load_model(path, CPU))
+    assert len([folder for folder in cache_folder.iterdir() if folder.is_dir()]) == 1
+    assert fingerprint(load_model(path, CPU)) == first
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])

@@ -47,12 +47,14 @@ def custom_generate(
     tree, method, verifier, law: as in `foretoken.load`.
     model_kwargs: only `attention_mask` is used [b, t].
 
-    Raises ForetokenError for beams, several sequences per prompt, scores and other extra outputs, and processors that
-    keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
+    Raises ForetokenError for beams, several sequences per prompt, penalty_alpha, dola_layers, inputs_embeds, scores and
+    other extra outputs, and processors that keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
     `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this function is called: pass
     stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ForetokenError("foretoken decodes from token ids: leave inputs_embeds out.")
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
     mask = model_kwargs.get("attention_mask")
     kept = input_ids.ne(-1) if mask is None else mask.bool()
@@ -61,19 +63,23 @@ def custom_generate(
     seeds = torch.randint(2**62, (len(input_ids),)).tolist()
     paddings: dict[Sequence, Tensor] = {}
     for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
+        if not keep.any():
+            raise ForetokenError(f"Row {row} of input_ids has no token that its attention mask keeps: give one.")
         padding = ids[~keep]
         sampling = Sampling(
             temperature=1.0 if generation_config.do_sample else 0.0,
             processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
         )
         paddings[Sequence(ids[keep].tolist(), sampling, seeded(seed), max_new, eos)] = padding
+    row_of = {sequence: row for row, sequence in enumerate(paddings)}
     slots = max(s.num_prompt for s in paddings) + max_new + engine.drafter.max_nodes
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(paddings), slots)
     for sequence in paddings:
         decoder.join(sequence)
     while decoder.sequences:
         for sequence, step in decoder.step():
-            cut = _first_stop(sequence, len(step.tokens), paddings[sequence], stopping_criteria)
+            place = row_of[sequence], len(paddings)
+            cut = _first_stop(sequence, len(step.tokens), paddings[sequence], stopping_criteria, *place)
             if cut is not None:
                 del sequence.ids[cut:]
                 if not sequence.finished:
@@ -90,6 +96,9 @@ def custom_generate(
 def _refuse(config: Any, processors: Any) -> None:
     if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
         raise ForetokenError("foretoken decodes one sequence a prompt: use num_beams=1 and num_return_sequences=1.")
+    for name in ("penalty_alpha", "dola_layers"):
+        if getattr(config, name, None):
+            raise ForetokenError(f"foretoken does not decode by {name}: leave it out.")
     for name in OUTPUTS:
         if getattr(config, name, None):
             raise ForetokenError(f"foretoken returns ids only: leave {name} off.")
@@ -113,14 +122,17 @@ def _of_row(
     return call
 
 
-def _first_stop(sequence: Sequence, num_tokens: int, padding: Tensor, criteria: Any) -> int | None:
+def _first_stop(
+    sequence: Sequence, num_tokens: int, padding: Tensor, criteria: Any, row: int, batch: int
+) -> int | None:
     """Return the number of ids at which the criteria stop the text, None where they do not.
 
-    They are asked after each of the last `num_tokens` ids in turn, with `padding` on the left [n].
+    They are asked after each of the last `num_tokens` ids in turn, with `padding` on the left [n], as for this row of
+    a batch; row, batch: as in `_of_row`.
     """
     for length in range(len(sequence.ids) - num_tokens + 1, len(sequence.ids) + 1) if criteria else ():
         ids = torch.cat([padding, torch.tensor(sequence.ids[:length])])
-        if bool(criteria(ids[None], None).all()):
+        if bool(criteria(ids.expand(batch, -1), None)[row]):
             return length
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
+from foretoken.recipe import VOCABS
 
 FORMAT = 4
 
@@ -114,11 +115,11 @@ def _rows(value: object) -> bool:
 
 GOOD: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("target", "drafter", "tree", "verifier"), _text),
-    "vocab": lambda value: value is None or _text(value),
+    "vocab": lambda value: value is None or value in VOCABS,
     "draft_probability": lambda value: value is None or (_number(value) and 0 <= value <= 1),
     **dict.fromkeys(("host", "versions"), _texts),
     "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),
-    "acceptance": _number,
+    "acceptance": lambda value: _number(value) and 0 <= value <= 1,
     "settings": lambda value: isinstance(value, dict),
     "configurations": _rows,
 }

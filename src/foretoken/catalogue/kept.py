@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,8 +14,9 @@ from filelock import FileLock
 from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
-ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and the sizes of what was made
-FORMAT = 4  # the version of what is kept: raised whenever what is written, or how it is read, changes
+ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
+FORMAT = 5  # the version of what is kept: raised whenever what is written, or how it is read, changes
+LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes
 HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
 BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, spread over the file
 
@@ -40,8 +43,8 @@ def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path
         ForetokenError: as `make` does.
     """
     source = source.resolve()
-    stem = source.stem if source.is_file() else source.name
-    name = f"{stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:12]}"
+    stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
+    name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"
     folder = models_folder().parent / section / name
     origin: dict[str, object] = {"format": FORMAT, "files": {path.name: _content(path) for path in files}}
     if _is_whole(folder, origin):
@@ -68,8 +71,8 @@ def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object])
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     try:
         make(unfinished)
-        sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
-        (unfinished / ORIGIN).write_text(json.dumps(origin | {"sizes": sizes}))
+        made = {path.name: _saved(path) for path in sorted(unfinished.iterdir())}
+        (unfinished / ORIGIN).write_text(json.dumps(origin | {"made": made}))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.replace(folder)
     finally:
@@ -77,21 +80,33 @@ def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object])
 
 
 def _content(path: Path) -> list[object]:
-    """Return size, time of the last change and a hash of parts of a file, which differ where its content does."""
+    """Return size, hash of parts and time of the last change of a file, which differ where its content does."""
+    return [*_identity(path), path.stat().st_mtime_ns]
+
+
+def _saved(path: Path) -> list[object]:
+    """Have the system write a file to the disk now, before it gets its final name, and return its `_identity`."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return _identity(path)
+
+
+def _identity(path: Path) -> list[object]:
+    """Return the size and a hash of parts of a file."""
     about = path.stat()
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(HEADER))
         for number in range(BLOCKS):
             file.seek(number * max(about.st_size - BLOCK, 0) // (BLOCKS - 1))
             digest.update(file.read(BLOCK))
-    return [about.st_size, about.st_mtime_ns, digest.hexdigest()]
+    return [about.st_size, digest.hexdigest()]
 
 
 def _is_whole(folder: Path, origin: dict[str, object]) -> bool:
     """Whether a folder was made of files with the content in `origin`, and all that was made is there."""
     try:
         found = json.loads((folder / ORIGIN).read_text())
-        sizes = found.pop("sizes")
-        return found == origin and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        made = found.pop("made")
+        return found == origin and all(_identity(folder / name) == known for name, known in made.items())
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return False

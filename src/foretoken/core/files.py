@@ -1,5 +1,6 @@
 """Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
 
     Raises ForetokenError where the file cannot be written.
     """
-    temporary = Path(f"{path}.tmp")
+    temporary = Path(f"{path}.{os.getpid()}.tmp")  # of this process: another one may write the same file
     try:
         how(temporary)
         temporary.replace(path)

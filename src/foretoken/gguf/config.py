@@ -76,7 +76,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
 def gguf_generation_config(reader: Reader) -> GenerationConfig:
     """Return the generation configuration of the model in the file of `reader`.
 
-    A text ends at the file's own end token and at every token that ends a text or a turn in a known chat format.
+    A text ends at the file's own tokens for the end of a text, a turn and a message, and at every token that ends one
+    in a known chat format.
     """
     eos = reader.metadata("tokenizer.ggml.eos_token_id")
     tokens: list[str] = reader.metadata("tokenizer.ggml.tokens", [])
@@ -84,8 +85,9 @@ def gguf_generation_config(reader: Reader) -> GenerationConfig:
     control = {
         token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ == TokenType.CONTROL
     }
-    ends = [] if eos is None else [eos]
-    ends += [control[name] for name in END_TOKENS if name in control and control[name] != eos]
+    own = [eos, *(reader.metadata(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))]
+    named = [*own, *(control[name] for name in END_TOKENS if name in control)]
+    ends = [token for token in dict.fromkeys(named) if token is not None]
     return GenerationConfig(
         bos_token_id=reader.metadata("tokenizer.ggml.bos_token_id"),
         eos_token_id=ends or None,
