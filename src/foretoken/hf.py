@@ -48,8 +48,9 @@ def custom_generate(
     model_kwargs: only `attention_mask` is used [b, t].
 
     Raises ForetokenError for beams, several sequences per prompt, penalty_alpha, dola_layers, inputs_embeds, scores and
-    other extra outputs, and processors that keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
-    `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this function is called: pass
+    other extra outputs, and processors that keep state. transformers does not pass a `streamer` on: use
+    `foretoken.load(...).stream`. Neither does it pass the `tokenizer` on, and for `stop_strings` it raises "could not
+    locate a tokenizer" before this function is called: pass
     stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
