@@ -155,3 +155,12 @@ def test_a_token_of_both_prompt_and_text_is_learnt() -> None:
     )
     assert tokenizer.decode(row.ids[: row.skipped]) == "Who is there?"
     assert tokenizer.decode(row.ids[row.skipped :]).startswith(" the answer")
+
+
+def test_a_text_without_a_prompt_may_lack_the_space_that_its_tokens_begin_with(tmp_path: Path) -> None:
+    """As tokenizers of the SentencePiece kind decode it: alone without the space, behind a prompt with it."""
+    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
+    ids = encode(tokenizer, "word " * 5)
+    path.write_text(json.dumps({"text": " " + "word " * 5, "token_ids": ids}))
+    (row,) = rows(list(records([str(path)])), tokenizer, 64)
+    assert row.ids.tolist() == ids

@@ -174,7 +174,9 @@ def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
         first = encode(tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
         if text:
             stream = TextStream(tokenizer, (), first)
-            if not (stream.push([*record.ids]) + stream.finish()).startswith(text):  # a stop string may have ended it
+            spelled = stream.push([*record.ids]) + stream.finish()
+            # A stop string may have ended the text. Some tokenizers drop a space where there is no prompt before it.
+            if not spelled.lstrip().startswith(text.lstrip()):
                 raise ForetokenError(
                     f"{record.place} has token_ids that are not those of its text for this target's tokenizer: leave "
                     "token_ids out, or give texts that this target has written."
