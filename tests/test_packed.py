@@ -28,7 +28,7 @@ from foretoken.heads.head import new_head
 from foretoken.models import packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
-from foretoken.models.mapped import weight_files
+from foretoken.models.mapped import read_ahead
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
@@ -312,6 +312,20 @@ def test_a_wrong_request_to_quantise_a_drafter_is_refused_before_models_are_load
         foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q4_1", compile="off")
 
 
+def test_what_is_used_at_every_forward_is_read_ahead_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an embedding few rows are used: its other pages, and other models' files, must not fill the memory."""
+    ahead: list[int] = []
+    monkeypatch.setattr(packed, "read_ahead", lambda weights: ahead.extend(weight.data_ptr() for weight in weights))
+    path = save(tmp_path / "model.gguf")
+    load_model(path, CPU)  # which makes the kept folder, and reads it
+    lm = load_model(path, CPU)
+    layers = [module for module in lm.model.modules() if isinstance(module, PackedLinear)]
+    assert layers
+    assert sorted(ahead[-len(layers) :]) == sorted(layer.panels.data_ptr() for layer in layers)
+
+
 KERNEL = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
@@ -328,5 +342,5 @@ def test_a_mapped_file_is_brought_into_memory_before_its_first_use(tmp_path: Pat
         return int(re.search(r"^Rss: +(\d+) kB", maps, re.MULTILINE)[1])
 
     assert resident() < 1024
-    weight_files().read_ahead()
+    read_ahead([weight])
     wait_until(lambda: resident() >= weight.nbytes // 1024)

@@ -9,7 +9,9 @@ such as a tied one, can be harmed.
 
 import ctypes
 import mmap
+import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Thread
 
@@ -50,20 +52,7 @@ class MappedFiles:
         page = mmap.PAGESIZE
         first, last = -(-weight.data_ptr() // page) * page, (weight.data_ptr() + weight.nbytes) // page * page
         if last > first:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
-
-    def read_ahead(self) -> None:
-        """Begin to bring all pages of the files into this process's memory, by a thread that waits for nothing else.
-
-        Else the first forward does it, page by page: in a fifth of a second for a file of a gigabyte that is in memory
-        already.
-        """
-
-        def populate() -> None:
-            for start, end in zip(self.starts, self.ends, strict=True):
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), POPULATE_READ)
-
-        Thread(target=populate, daemon=True).start()
+            _advise(first, last, mmap.MADV_DONTNEED)
 
 
 NO_FILES = MappedFiles([], [])
@@ -80,3 +69,25 @@ def weight_files() -> MappedFiles:
         return NO_FILES
     spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5].rstrip().endswith(ENDINGS)]
     return MappedFiles([int(start, 16) for start, _ in spans], [int(end, 16) for _, end in spans])
+
+
+def read_ahead(weights: Sequence[Tensor]) -> None:
+    """Begin to bring weights of mapped files into this process's memory, by a thread that waits for nothing else.
+
+    Else their first use does it, page by page: for a gigabyte in a fifth of a second, if the file is in memory already.
+
+    weights: those of which all is used at every forward. What else the files hold stays out of this process's memory.
+    """
+
+    def populate() -> None:
+        for weight in weights:
+            first = weight.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            _advise(first, weight.data_ptr() + weight.nbytes, POPULATE_READ)
+
+    if sys.platform == "linux":
+        Thread(target=populate, daemon=True).start()
+
+
+def _advise(first: int, end: int, advice: int) -> None:
+    """Give the system an `advice` on the pages from the address `first`, where a page begins, to the address `end`."""
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)

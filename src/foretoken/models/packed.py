@@ -24,7 +24,7 @@ from transformers import (
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
-from foretoken.models.mapped import weight_files
+from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.panels import pack as lay_out
 
@@ -53,7 +53,6 @@ def packed_model(source: str) -> PreTrainedModel:
         generation, weights = found.generation_config, _in_memory(found)
     else:
         config, generation, weights = read_kept(folder)
-        weight_files().read_ahead()
     _warn_of_dequantised(source, weights)
     matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
     dtype = torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
@@ -83,6 +82,9 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
     weights: by their names in transformers. An LM head that is not among them is tied to the embedding.
     """
     dtype = model.dtype
+    blocks = {name: tensor for name, (tensor, _) in weights.items() if tensor.dtype == torch.uint8}
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in blocks}
+    read_ahead([blocks[name] for name, owner in owners.items() if isinstance(owner, nn.Linear)])  # not the embedding
     for name, (tensor, kind) in weights.items():
         path, _, part = name.rpartition(".")
         module: Any = model.get_submodule(path)
