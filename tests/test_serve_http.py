@@ -47,9 +47,8 @@ def test_tokens_there_and_back(server, engine):
 def test_offsets_of_tokens_within_a_character(engine):
     """Both halves of a character begin where it begins."""
     tokenizer, ids = engine.tokenizer, engine.encode("\u00e9 b")
-    streams = [TextStream(tokenizer), TextStream(tokenizer)]
     choice, given = (
-        Choice(Job((), Sampling(), 0, 4, frozenset()), *streams, None),
+        Choice(Job((), Sampling(), 0, 4, frozenset()), TextStream(tokenizer), None),
         [TokenLogprob(token, 0.0, ()) for token in ids],
     )
     assert choice.offsets(given[:1]) + choice.offsets(given[1:]) == [0, 0, 1, 2]

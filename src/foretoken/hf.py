@@ -1,6 +1,7 @@
 """Decoding from transformers: model.generate(..., custom_generate=foretoken.custom_generate, draft_model=...)."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def custom_generate(
     max_new = generation_config.max_length - input_ids.shape[1]
     eos = frozenset(_ids(generation_config.eos_token_id))
     seeds = torch.randint(2**62, (len(input_ids),)).tolist()
-    paddings: dict[Sequence, Tensor] = {}
+    stops: dict[Sequence, Callable[[list[int]], bool]] = {}  # whether the criteria stop a row's text with these ids
     for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
         if not keep.any():
             raise ForetokenError(f"Row {row} of input_ids has no token that its attention mask keeps: give one.")
@@ -71,16 +72,16 @@ def custom_generate(
             temperature=1.0 if generation_config.do_sample else 0.0,
             processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
         )
-        paddings[Sequence(ids[keep].tolist(), sampling, seeded(seed), max_new, eos)] = padding
-    row_of = {sequence: row for row, sequence in enumerate(paddings)}
-    slots = max(s.num_prompt for s in paddings) + max_new + engine.drafter.max_nodes
-    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(paddings), slots)
-    for sequence in paddings:
+        stop = partial(_stopped, stopping_criteria, row, len(input_ids), padding)
+        stops[Sequence(ids[keep].tolist(), sampling, seeded(seed), max_new, eos)] = stop
+    slots = max(s.num_prompt for s in stops) + max_new + engine.drafter.max_nodes
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(stops), slots)
+    for sequence in stops:
         decoder.join(sequence)
     while decoder.sequences:
         for sequence, step in decoder.step():
-            place = row_of[sequence], len(paddings)
-            cut = _first_stop(sequence, len(step.tokens), paddings[sequence], stopping_criteria, *place)
+            new = range(len(sequence.ids) - len(step.tokens) + 1, len(sequence.ids) + 1) if stopping_criteria else ()
+            cut = next((length for length in new if stops[sequence](sequence.ids[:length])), None)
             if cut is not None:
                 del sequence.ids[cut:]
                 if not sequence.finished:
@@ -88,7 +89,7 @@ def custom_generate(
     pad = next(iter(_ids(generation_config.pad_token_id) + _ids(generation_config.eos_token_id)), 0)
     rows = [
         torch.cat([input_ids[i].cpu(), torch.tensor(s.ids[s.num_prompt :], dtype=torch.long)])
-        for i, s in enumerate(paddings)
+        for i, s in enumerate(stops)
     ]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(input_ids.device)
     return generation_output(ids, bool(generation_config.return_dict_in_generate))
@@ -123,19 +124,9 @@ def _of_row(
     return call
 
 
-def _first_stop(
-    sequence: Sequence, num_tokens: int, padding: Tensor, criteria: Any, row: int, batch: int
-) -> int | None:
-    """Return the number of ids at which the criteria stop the text, None where they do not.
-
-    They are asked after each of the last `num_tokens` ids in turn, with `padding` on the left [n], as for this row of
-    a batch; row, batch: as in `_of_row`.
-    """
-    for length in range(len(sequence.ids) - num_tokens + 1, len(sequence.ids) + 1) if criteria else ():
-        ids = torch.cat([padding, torch.tensor(sequence.ids[:length])])
-        if bool(criteria(ids.expand(batch, -1), None)[row]):
-            return length
-    return None
+def _stopped(criteria: Any, row: int, batch: int, padding: Tensor, ids: list[int]) -> bool:
+    """Whether criteria stop the text of a row, asked as `generate` would ask; row, batch, padding: as in `_of_row`."""
+    return bool(criteria(torch.cat([padding, torch.tensor(ids)]).expand(batch, -1), None)[row])
 
 
 def _ids(value: Any) -> list[int]:

@@ -173,6 +173,12 @@ def check_alone(drafter: str | None) -> None:
         raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
+def check_drafts(drafter: str | None) -> None:
+    """Refuse to tune where nothing is drafted; drafter: its name, or the kind of an engine's drafter."""
+    if drafter == NO_DRAFTER:
+        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
+
+
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     """Refuse a file for the texts of earlier requests if the drafter keeps none, or if it cannot be written.
 
@@ -250,6 +256,13 @@ def check_verifier(name: str) -> None:
     check_choice("verifier", name, VERIFIERS)
 
 
+def check_recipe(**named: Any) -> None:
+    """Refuse fields of a Recipe that cannot be; named: the fields, None where the user named nothing."""
+    Recipe(**{name: value for name, value in named.items() if value is not None})
+    if named.get("tree") == PLAIN:  # a Recipe accepts it, but a user may not name it: `read_tree` refuses it
+        read_tree(PLAIN)
+
+
 def check_engine(
     target: str,
     drafter: str | None = None,
@@ -268,9 +281,7 @@ def check_engine(
 
     Raises ForetokenError.
     """
-    Recipe(**{name: value for name, value in named.items() if value is not None})
-    if named.get("tree") == PLAIN:  # a Recipe accepts it, but a user may not name it: `read_tree` refuses it
-        read_tree(PLAIN)
+    check_recipe(**named)
     check_choice("dtype", dtype, DTYPES)
     check_choice("compile", compile, COMPILE)
     check_quantise(quantise, target)

@@ -185,6 +185,11 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
+def drafting_tested(engine: Engine, accepted: float) -> bool:
+    """Whether texts of an engine, in which so many draft tokens were accepted, say something about its drafting."""
+    return accepted > 0 or isinstance(engine.drafter, NoDrafter)
+
+
 def greedy(engine: Engine, seed: int) -> Section:
     """Check that at temperature 0 speculation gives the text of plain decoding, alone and in a batch.
 
@@ -214,7 +219,7 @@ def greedy(engine: Engine, seed: int) -> Section:
                 tie, what = _parting(engine.target, prompt, one, other)
                 (ties if tie else wrong).append(what)
         same = len(texts) - len(ties) - len(wrong)
-        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
+        tested = drafting_tested(engine, accepted)
         detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
         detail += f"; {accepted} drafts accepted" if tested else UNTESTED
         detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
@@ -262,7 +267,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
             f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
-        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
+        tested = drafting_tested(engine, accepted)
         detail += "" if tested else UNTESTED
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))

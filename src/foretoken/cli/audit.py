@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import typer
 
 from foretoken.cli.command import command
-from foretoken.cli.options import RecipeOptions, check_models, load_engine
+from foretoken.cli.options import RecipeOptions, load_engine
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
-from foretoken.recipe import Recipe
+from foretoken.recipe import Recipe, check_recipe
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,8 @@ def audit(
     check_counts(samples=samples)
     check_seed(seed)
     if exact_only:
-        Recipe(
-            **{each.name: value for each in fields(Recipe) if (value := getattr(engine, each.name, None)) is not None}
-        )
+        check_recipe(**{each.name: getattr(engine, each.name, None) for each in fields(Recipe)})
     else:
-        check_models(**vars(engine))
         check_audited(temperature, samples)
     loaded = None if exact_only else load_engine(**vars(engine))
     from foretoken.audit import run

@@ -67,8 +67,9 @@ def train(
     cache: Folder that keeps the target's states, for other heads and runs on these texts.
     json_: Print JSON instead of text.
     """
-    check_counts(tokens=tokens, epochs=epochs, batch=batch, length=length, evaluate_every=evaluate_every)
-    check_counts(draft_vocab=draft_vocab)
+    check_counts(
+        tokens=tokens, epochs=epochs, batch=batch, length=length, evaluate_every=evaluate_every, draft_vocab=draft_vocab
+    )
     if not 0 < roots <= 1:
         raise ForetokenError(f"--roots is {roots}: it must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:

@@ -12,9 +12,8 @@ from foretoken.cli import options
 from foretoken.cli.command import command
 from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, show
 from foretoken.cli.prompts import Prompt
-from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_measured, check_sampling
-from foretoken.recipe import NO_DRAFTER, check_alone
+from foretoken.recipe import check_alone, check_drafts
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -60,8 +59,7 @@ def tune(
     check_sampling(temperature=temperature)
     texts = work.texts()
     check_measured(work.max_new_tokens)
-    if models.drafter == NO_DRAFTER:
-        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
+    check_drafts(models.drafter)
     check_alone(models.drafter)
     check_forgets(models.drafter)
     options.check_models(**vars(models))

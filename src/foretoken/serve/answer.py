@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -29,7 +30,6 @@ class Choice:
 
     job: what was asked for.
     pieces: gives the text of single tokens, where the steps are shown.
-    spelled: the same without stop strings, for `offsets`.
     reader: finds tool calls in the text; None where none are read.
     text: the text, without calls.
     calls, logprobs: the calls found, and the log probabilities of the tokens (these only where the answer is not
@@ -41,7 +41,6 @@ class Choice:
 
     job: Job
     pieces: TextStream
-    spelled: TextStream
     reader: CallReader | None
     text: str = ""
     calls: list[Call] = field(default_factory=list)
@@ -49,6 +48,11 @@ class Choice:
     num_chars: int = 0
     finish_reason: str | None = None
     last: float | None = None
+
+    @cached_property
+    def spelled(self) -> TextStream:
+        """Gives the text of single tokens without regard to stop strings, for `offsets`."""
+        return TextStream(self.pieces.tokenizer, (), self.job.ids)
 
     def offsets(self, given: Sequence[TokenLogprob]) -> list[int]:
         """Return the number of characters of the text before each of the next tokens, `given`."""
@@ -86,12 +90,10 @@ class Answer(Response):
         self.created = int(time.time())
         self.tally = Tally(asked.jobs, asked.n)
         tokenizer = service.spelling.tokenizer
-
-        def choice(job: Job) -> Choice:
-            pieces, spelled = (TextStream(tokenizer, stops, job.ids) for stops in (job.stops, ()))
-            return Choice(job, pieces, spelled, asked.calls.reader() if asked.calls else None)
-
-        self.choices = [choice(job) for job in asked.jobs]
+        self.choices = [
+            Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
+            for job in asked.jobs
+        ]
         self.begun = False  # whether the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,8 +149,7 @@ class Answer(Response):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
             logprobs = None
             if choice.job.top_logprobs is not None:
-                offsets = choice.offsets(choice.logprobs)
-                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, offsets)
+                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, choice.offsets)
             written = self.form.whole(text, choice.calls, logprobs)
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
@@ -201,8 +202,7 @@ class Answer(Response):
         """Return the log probabilities of a step's tokens as JSON; None where the job does not ask for them."""
         if choice.job.top_logprobs is None:
             return None
-        offsets = choice.offsets(progress.logprobs)
-        return self.form.logprobs(progress.logprobs, self.service.spelling, offsets)
+        return self.form.logprobs(progress.logprobs, self.service.spelling, choice.offsets)
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
         """Return the `step` of a chunk, a field of ours: its tokens with their origin, and the labelled token tree."""

@@ -222,15 +222,15 @@ class Intake:
 
     def _encode(self, prompt: Any, which: str, param: str, tools: Sequence[Any] | None = None) -> list[int]:
         """Return the ids of a text or conversation. which: its name in errors. param: the field that they name."""
-        try:
-            ids = self.engine.encode(prompt, which, tools)
-            if len(ids) >= self.context:
-                raise ContextError.of(which, len(ids), self.name, self.context)
-        except ContextError as error:
-            mended = ContextError.of(which, error.num_tokens, self.name, self.context)  # with no path of the model
-            raise ApiError(400, str(mended), param, "context_length_exceeded") from error
-        except ForetokenError as error:
-            raise ApiError(400, str(error), param) from error
+        with refusing(param):
+            try:
+                ids = self.engine.encode(prompt, which, tools)
+                count = len(ids)
+            except ContextError as error:  # its sentence names the model's path
+                ids, count = [], error.num_tokens
+        if count >= self.context:
+            error = ContextError.of(which, count, self.name, self.context)
+            raise ApiError(400, str(error), param, "context_length_exceeded")
         return ids
 
     def _check_model(self, body: Named) -> None:

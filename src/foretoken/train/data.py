@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
 from foretoken.core.messages import Message, check_messages, check_text
 from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode
 
@@ -70,14 +71,7 @@ def records(files: Sequence[str]) -> Iterator[Record]:
     """
     empty = True
     for name in files:
-        path = Path(name)
-        try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForetokenError(
-                f"Cannot read data file {name}: {getattr(error, 'strerror', None) or error}."
-            ) from error
-        by_line = path.suffix == ".jsonl"
+        content, by_line = read_text(name, "data file"), Path(name).suffix == ".jsonl"
         pieces = content.split("\n") if by_line else [content]  # JSON strings may hold what `splitlines` splits at
         for number, piece in enumerate(pieces, start=1):
             if piece.strip():

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.decode import NoDrafter
 from foretoken.engine import Engine
 from foretoken.measure.machine import num_cores
 from foretoken.names import usual_rule
-from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe
+from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe, check_drafts
 from foretoken.vocab.source import TranslatedSource
 
 # Names of tree policies: chains; chains that end where the drafter is unsure; trees of a fixed shape that branch.
@@ -30,8 +29,7 @@ def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> lis
 
     Raises ForetokenError where there is no drafter, or where none of these methods fits it.
     """
-    if isinstance(engine.drafter, NoDrafter):
-        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
+    check_drafts(engine.kind)
     source, found = engine.source, []
     for vocab in vocabs or (None,):
         if isinstance(source, TranslatedSource) and vocab in ("tli", "union") and not source.has_common_tokens:
