@@ -185,7 +185,7 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
-def drafting_tested(engine: Engine, accepted: float) -> bool:
+def drafting_tested(engine: Engine, accepted: int | float) -> bool:
     """Whether texts of an engine, in which so many draft tokens were accepted, say something about its drafting."""
     return accepted > 0 or isinstance(engine.drafter, NoDrafter)
 
