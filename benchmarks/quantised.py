@@ -187,7 +187,7 @@ def command(
     now = seconds(WALL, device)
     header = {**machine(device), "target": target, "threads": threads, "memory_gb_s": memory_bandwidth(device, now)}
     paths: dict[str, Path] = {OURS: OurPath(lm)}
-    theirs = llama_cpp(target, threads, lm.vocab_size)
+    theirs = llama_cpp(located(target), threads, lm.vocab_size)
     if theirs is not None:
         paths[THEIRS] = theirs
     done: list[Turn[Round, float]] = []
