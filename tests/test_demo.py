@@ -13,8 +13,13 @@ pytestmark = pytest.mark.long
 
 
 def check(out: str, err: str) -> None:
-    """There is a text on stdout; its tokens, its speed and the speed-up over plain decoding are told."""
-    assert len(out) > 40
+    """There is a text on stdout; its tokens, its speed and the speed-up over plain decoding are told.
+
+    The models have random weights: how soon the sampled text ends depends on how the processor rounds.
+    """
+    prompt = "def f(x):"
+    assert out.startswith(prompt)
+    assert len(out.strip()) > len(prompt)
     tokens, speed = re.findall(r"(\d+) tokens in [\d.]+ s: ([\d.]+) tokens/s", err)[-1]
     assert int(tokens) > 0
     assert float(speed) > 0
