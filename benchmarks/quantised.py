@@ -183,19 +183,20 @@ def command(
     options.quiet()
     torch.set_num_threads(threads)
     device = torch.device("cpu")
-    lm = load_model(target, device)
+    file = located(target)
+    lm = load_model(file, device)
     now = seconds(WALL, device)
     header = {**machine(device), "target": target, "threads": threads, "memory_gb_s": memory_bandwidth(device, now)}
     paths: dict[str, Path] = {OURS: OurPath(lm)}
-    theirs = llama_cpp(located(target), threads, lm.vocab_size)
+    theirs = llama_cpp(file, threads, lm.vocab_size)
     if theirs is not None:
         paths[THEIRS] = theirs
     done: list[Turn[Round, float]] = []
     until_interrupted(measure(paths, places, rounds, now, options.progress), done)
     apart = None
     if text is not None:
-        encode: Callable[[str], list[int]] = load_tokenizer(target).encode
-        plain = dequantised_model(located(target), torch.float32).eval()
+        encode: Callable[[str], list[int]] = load_tokenizer(file).encode
+        plain = dequantised_model(file, torch.float32).eval()
         apart = distance(lm, plain, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
     options.progress("")
     show(report(header, done, apart), json_, markdown)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from command import Command
+from foretoken import build
 from foretoken.catalogue.known import KnownModel
 from foretoken.cli import demo
 from foretoken.core.errors import ForetokenError
@@ -12,14 +13,15 @@ from foretoken.core.errors import ForetokenError
 pytestmark = pytest.mark.long
 
 
-def check(out: str, err: str) -> None:
-    """There is a text on stdout; its tokens, its speed and the speed-up over plain decoding are told.
+@pytest.fixture(autouse=True)
+def endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No token ends a text: how soon one of random weights would end depends on how the processor rounds."""
+    monkeypatch.setattr(build, "eos_ids", lambda *_: frozenset())
 
-    The models have random weights: how soon the sampled text ends depends on how the processor rounds.
-    """
-    prompt = "def f(x):"
-    assert out.startswith(prompt)
-    assert len(out.strip()) > len(prompt)
+
+def check(out: str, err: str) -> None:
+    """There is a text on stdout; its tokens, its speed and the speed-up over plain decoding are told."""
+    assert len(out) > 40
     tokens, speed = re.findall(r"(\d+) tokens in [\d.]+ s: ([\d.]+) tokens/s", err)[-1]
     assert int(tokens) > 0
     assert float(speed) > 0
