@@ -1,6 +1,7 @@
 """The processes of one run of the tests share what they compile: a loop that is not on disk is compiled by one of them,
-and the others wait for it."""
+and the others wait for it. None starts further processes that compile."""
 
+import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ LONGEST = 180  # seconds to wait, after which a process compiles the loop itself
 
 def share(folder: Path) -> None:
     """From now on in this process. folder: where the locks are kept, the same for all processes of the run."""
+    os.environ[compile.AT_ONCE] = "1"
     cache = compile._cache_class()
     load, save, held = cache.load_overload, cache.save_overload, dict[str, FileLock]()
 

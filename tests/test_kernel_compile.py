@@ -2,14 +2,17 @@
 
 import importlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from numba import config, njit, typeof
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 
 from foretoken.kernel import compile, layer, product
-from foretoken.kernel.compile import CompiledCodeWarning, cached
+from foretoken.kernel.compile import CompiledCodeWarning, Loop, cached
 
 # A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
 FILES = {
@@ -37,6 +40,28 @@ def one(typing, x):
 """,
     "helper": "from llvmlite import ir\ndef value(x):\n    return ir.Constant(x.type, 7)\n",
     "unused": "UNUSED = 1\n",
+    "quadruple": """
+from foretoken.kernel.addresses import alive, whole
+from foretoken.kernel.compile import compiled, linked
+@linked("foretoken_made_double", 2, 1)
+def double(x, n, more):
+    numbers = whole(x, (n,))
+    for i in range(n):
+        numbers[i] = 2 * numbers[i] + int(more)
+@linked("foretoken_made_quadruple", 2)
+def twice(x, n):
+    double(x, n, 0)
+    double(x, n, 1.5)
+@compiled
+def quadruple(x):
+    twice(x.ctypes.data, len(x))
+    alive(x)
+""",
+    "child": """
+from foretoken.kernel import compile
+compile._is_ours = lambda module: module.startswith("foretoken")
+import foretoken_made.quadruple
+""",
     "pair": "from typing import NamedTuple\nclass Pair(NamedTuple):\n    left: int\n    right: int\n",
     "pairs": """
 from foretoken.kernel.compile import compiled
@@ -123,6 +148,82 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
     path.write_text(path.read_text().replace("left", "above").replace("right", "left").replace("above", "right"))
     assert run_on_pair() == (21, 0)
     assert run_on_pair() == (21, 1)
+
+
+@pytest.fixture
+def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Loop]]:
+    """Imports the loop x -> 4 x + 1 of FILES anew, whose two linked loops another process compiles."""
+    monkeypatch.setattr(compile, "_is_ours", lambda module: module.startswith("foretoken"))
+    monkeypatch.setattr(compile, "LINKED", "foretoken_made.child")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(made.parent))
+    monkeypatch.delenv(compile.AT_ONCE, raising=False)
+    compile._other_process.cache_clear()
+
+    def imported() -> Loop:
+        sys.modules.pop("foretoken_made.quadruple", None)
+        return importlib.import_module("foretoken_made.quadruple").quadruple
+
+    yield imported
+    if process := compile._other_process():
+        process.wait()
+    compile._other_process.cache_clear()
+    compile._missing.clear()
+
+
+def run_on_numbers(loop: Loop) -> list[int]:
+    """The loop of FILES at 1, 2 and 3."""
+    numbers = np.array([1, 2, 3])
+    loop(numbers)
+    return numbers.tolist()
+
+
+def from_disk() -> list[int]:
+    """Whether the code of the two linked loops of FILES came from disk: 1 or 0 for each."""
+    return [made._made.cache_hits for made in compile._linked[-2:]]
+
+
+def test_another_process_compiles_linked_loops(quadruple: Callable[[], Loop]) -> None:
+    loop = quadruple()
+    assert len(compile._missing) == 2
+    process = compile._other_process()
+    assert process is not None
+    assert process.wait() == 0
+    assert run_on_numbers(loop) == [5, 9, 13]
+    assert from_disk() == [1, 1]
+    assert not compile._missing
+    assert run_on_numbers(quadruple()) == [5, 9, 13]
+    assert compile._other_process() is process  # since all is on disk
+
+
+@pytest.mark.parametrize(
+    "broken", [(sys, "executable", "/no/such/program"), (compile, "LINKED", "foretoken_made.none")]
+)
+def test_linked_loops_are_compiled_where_no_other_process_does_it(
+    quadruple: Callable[[], Loop], broken: tuple[object, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(*broken)
+    assert run_on_numbers(quadruple()) == [5, 9, 13]
+    assert from_disk() == [0, 0]
+
+
+def test_an_interrupt_while_linked_loops_are_awaited_leaves_them_for_the_next_call(
+    quadruple: Callable[[], Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = quadruple()
+    with monkeypatch.context() as patch:
+        patch.setattr(compile.Linked, "find", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_on_numbers(loop)
+    assert len(compile._missing) == 2
+    assert run_on_numbers(loop) == [5, 9, 13]
+
+
+def test_callers_of_a_linked_loop_that_changes_are_compiled_anew(made: Path, quadruple: Callable[[], Loop]) -> None:
+    run_on_numbers(quadruple())
+    path = made / "quadruple.py"
+    path.write_text(path.read_text().replace("double(x, n, 1.5)", "double(x, n, 2.5)"))
+    compile._content.cache_clear()
+    assert run_on_numbers(quadruple()) == [6, 10, 14]
 
 
 def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:

@@ -11,7 +11,7 @@ from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.kernel.sizes import LANES
 from foretoken.models.decoder_layer import array, bias_of
-from foretoken.models.kernel_layers import NEVER, NO_FLOATS, NO_IDS, KernelLayers, table_of
+from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, table_of
 from foretoken.models.panels import PackedEmbedding, PanelLinear
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ class EagleKernel(KernelLayers):
         self.module = head  # the addresses of its linear layers point into their panels
         self.vocab_size = target.vocab_size
         self.entry, self.head = _entry(head), _head(head)
-        self.serial = Gumiho.SERIAL if isinstance(head, Gumiho) else NEVER
-        self.blocks: list[list[PanelLinear]] = _blocks(head)
-        self.mlps = _mlps(self.blocks)
+        if isinstance(head, Gumiho):
+            self.serial = Gumiho.SERIAL
+            mlps: Any = head.mlp
+            self.blocks: list[list[PanelLinear]] = [[block.linear for block in mlp] for mlp in mlps]
+            self.mlps = _mlps(self.blocks)
         own = head.embed_tokens
         table: Any = target.embedding if own is None else own
         plain = type(table) in (nn.Embedding, PackedEmbedding) and (own is not None or target.embedding_scale == 1)
@@ -97,14 +99,8 @@ def _head(head: Eagle | Eagle3) -> "Head":
     return Head(norm, eps, normed, factor, last.address, last.form, 0, bias, NO_IDS)
 
 
-def _blocks(head: Eagle | Eagle3) -> list[list[PanelLinear]]:
-    """Return the linear layers of Gumiho's MLPs, per MLP; [] for other heads."""
-    mlps: Any = head.mlp if isinstance(head, Gumiho) else ()
-    return [[block.linear for block in mlp] for mlp in mlps]
-
-
 def _mlps(mlps: list[list[PanelLinear]]) -> "Mlps":
-    """Return addresses, forms and biases of the MLPs' linear layers, which `_blocks` returned."""
+    """Return addresses, forms and biases of the MLPs' linear layers; mlps: the layers of each MLP."""
     from foretoken.kernel.model import Mlps
 
     blocks, d = (len(mlps[0]), mlps[0][0].out_features) if mlps else (0, 0)

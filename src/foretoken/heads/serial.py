@@ -238,7 +238,7 @@ class EagleSlots(KernelSlots):
 
         of_tokens, before = _rows(embedded), _rows(states)
         out = np.empty((len(states), len(self.layers.blocks), states.shape[-1]), np.float32)
-        parallel(self.model, of_tokens, before, out, use_threads())
+        parallel(self.model.mlps, self.model, of_tokens, before, out, use_threads())
         return torch.from_numpy(out)
 
     def draft_chain(

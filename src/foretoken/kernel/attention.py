@@ -22,6 +22,7 @@ import numpy as np
 from foretoken.kernel.addresses import alive
 from foretoken.kernel.compile import fused
 from foretoken.kernel.matrix_unit import GROUP
+from foretoken.kernel.pointwise import put
 from foretoken.kernel.processor import MATRIX
 from foretoken.kernel.rounding import PER_WORD, ROUNDED, nearest, rounded
 from foretoken.kernel.simd import exp_row
@@ -190,7 +191,9 @@ def gather(values, paired, seen, start, gap, path):
         if j >= gap and seen[j] != 0:
             continue
         if not paired:
-            path[count] = values[j]
+            own, place = values[j], path[count]
+            for c in range(len(own)):
+                place[c] = own[c]
         else:
             shift, word = np.uint32(16 * (j % 2)), out[count // 2]
             for c in range(values.shape[1]):
@@ -295,7 +298,8 @@ def attend(attention, b, first_head, last_head, out):
                     of_node, into = weights_at + 4 * i * rep * weights_row, results_at + 4 * i * rep * dim
                     sums(of_node, weights_row, rep, path.ctypes.data, more, form, into, dim, 0)
             else:  # the last group: slots behind `used` may still hold NaN, so zeros stand in for them
-                path[:left], path[left:] = values[b, group, words:slot_words], 0
+                put(values[b, group, words:slot_words], path, 0)
+                path[left:] = 0
                 sums(weights_at, weights_row, rows, path.ctypes.data, len(path), form, results_at, dim, 0)
             alive(path)
         for i in range(count):

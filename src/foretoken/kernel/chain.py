@@ -175,7 +175,8 @@ def draft_chain(model, text, drawing, drafted, threads):
     unread, states, used = text.tokens, text.states, text.start
     kinds = np.zeros(len(model.layers.weights), np.int64)
     past, guesses = np.empty(known + levels, np.int64), np.empty(MOST, np.int64)
-    past[:known] = text.past
+    for i in range(known):
+        past[i] = text.past[i]
     wanted = 1  # number of guesses that the next forward reads
     guessed, right = 0, 0  # guesses that the last forward read, and how many of them were right so far
     done, forwards, sure = 0, 0, 1.0
@@ -184,7 +185,7 @@ def draft_chain(model, text, drawing, drafted, threads):
             if level == model.serial:
                 embedded, ahead = np.empty((2, d), np.float32), np.empty((1, levels - model.serial, d), np.float32)
                 embed(model.embedding, drafted.tokens[:2], embedded)
-                parallel(model, embedded, drafted.states[done - 2 : done], ahead, threads)
+                parallel(model.mlps, model, embedded, drafted.states[done - 2 : done], ahead, threads)
                 scores(ahead[0], head, all_logits[: levels - level], threads)
             logits = all_logits[level - model.serial : level - model.serial + 1]
         elif level > 0 and right < guessed and drafted.tokens[level - 1] == guesses[right]:
@@ -197,7 +198,8 @@ def draft_chain(model, text, drawing, drafted, threads):
             guessed = count if count > 0 and look_up(past, known + level, guesses[:count]) else 0
             n, right = m + guessed, 0
             tokens = np.empty(n, np.int64)
-            tokens[:m], tokens[m:] = unread, guesses[:guessed]
+            for i in range(n):
+                tokens[i] = unread[i] if i < m else guesses[i - m]
             embedded, x = np.empty((n, d), np.float32), drafted.states[done : done + n]
             embed(model.embedding, tokens, embedded)
             positions = np.arange(used, used + n)

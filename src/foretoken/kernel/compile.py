@@ -4,12 +4,18 @@ import functools
 import hashlib
 import inspect
 import os
+import subprocess
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of global variables whose values numba compiles in
 
@@ -34,24 +40,38 @@ class Loop:
 
     @functools.cached_property
     def _code(self) -> Any:
-        from numba import njit
+        """The loop as Python calls it."""
+        return self._made(for_python=True)
+
+    @functools.cached_property
+    def _inner_code(self) -> Any:
+        """The loop as compiled functions call it: without the code that reads Python's objects, which is long."""
+        return self._made(for_python=False)
+
+    def _made(self, for_python: bool) -> Any:
+        import numba
 
         # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
         # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
         # vector registers.
-        make = njit(nogil=True, fastmath=self._fastmath, parallel=self._parallel, error_model="numpy")
+        make = cast(Any, numba.njit)(
+            nogil=True, fastmath=self._fastmath, parallel=self._parallel, error_model="numpy",
+            no_cpython_wrapper=not for_python, no_cfunc_wrapper=True,
+        )  # fmt: skip
         loop = make(inspect.unwrap(self))
         # A loop that runs in threads is kept with what calls it alone: a caller that is compiled against one from disk
         # runs, but what is kept of that caller lacks the threads' part, and the next process that loads it crashes.
-        return loop if self._parallel else cached(loop)
+        return loop if self._parallel else cached(loop, for_python)
 
     def __call__(self, *arguments: Any) -> Any:
+        if _missing:
+            _find_missing(self, arguments)
         return self._code(*arguments)
 
     @property
     def _numba_type_(self) -> Any:
         """The type that numba gives this object in a function that it compiles."""
-        return self._code._numba_type_
+        return self._inner_code._numba_type_
 
 
 @functools.cache
@@ -70,33 +90,119 @@ def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = 
 fused = functools.partial(compiled, fuse=True)
 
 
-def linked(name: str, count: int) -> Callable[[Callable[..., None]], Any]:
-    """Return a decorator that compiles a loop at once and lets its callers be linked to it by name.
+class Linked:
+    """A loop that its callers are linked to by name: their machine code jumps to the address in `address`.
 
     A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
-    numba's own helpers are called by name too.
+
+    kinds, signature: numba's types of the loop's arguments, and of a call with them.
+    address: where the loop's machine code is in memory, 0 until `find` has found it [1] int64.
+    """
+
+    def __init__(self, name: str, loop: Callable[..., None], count: int, floats: int) -> None:
+        """Look for no code yet; name, count, floats: as in `linked`."""
+        from llvmlite import binding
+        from numba import types
+        from numba.core.ccallback import CFunc
+
+        self.kinds, nothing = (types.intp,) * count + (types.float64,) * floats, cast(Any, types.void)
+        self.signature = nothing(types.StarArgTuple.from_types(self.kinds))
+        self.address = np.zeros(1, np.int64)
+        options = {"nogil": True, "fastmath": {"contract"}}
+        self._made: Any = cached(CFunc(inspect.unwrap(loop), (self.kinds, nothing), {}, options))
+        binding.add_symbol(name, self.address.ctypes.data)
+
+    def is_kept(self) -> bool:
+        """Whether the loop's machine code is on disk."""
+        made = self._made
+        return made._cache.load_overload(made._sig, made._targetdescr.target_context) is not None
+
+    def find(self) -> None:
+        """Load the loop's machine code, or compile it where it is not on disk."""
+        self._made.compile()
+        self.address[0] = self._made.address
+
+
+_linked: list[Linked] = []  # keeps their code in memory
+_missing: dict[str, Linked] = {}  # those whose code another process compiles, by the loop's full name
+_finding = threading.Lock()
+LINKED = "foretoken.kernel.model"  # imports all modules with linked loops
+AT_ONCE = "FORETOKEN_COMPILE_AT_ONCE"  # is set in the environment of a process that compiles for another one
+
+
+def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator that lets the callers of a loop be linked to it by name, see `Linked`.
+
+    Where the loop is not on disk, another process compiles it from now on. All linked ones together take about as long
+    as the loops that call them, which this process compiles meanwhile.
 
     name: a symbol that no other function has.
-    count: number of the loop's arguments, all whole numbers; it returns nothing.
+    count: number of the loop's arguments that are whole numbers, the first ones; it returns nothing.
+    floats: number of its further arguments, in float64.
     """
-    from llvmlite import binding
-    from numba import types
-    from numba.core.ccallback import CFunc
-
-    arguments = (types.intp,) * count
+    from llvmlite import ir
+    from numba.extending import intrinsic
 
     def link(loop: Callable[..., None]) -> Any:
-        made: Any = CFunc(inspect.unwrap(loop), (arguments, types.void), {}, {"nogil": True, "fastmath": {"contract"}})
-        cached(made)
-        made.compile()
+        made = Linked(name, loop, count, floats)
         _linked.append(made)
-        binding.add_symbol(name, made.address)
-        return types.ExternalFunction(name, types.void(*arguments))
+        if AT_ONCE in os.environ or made.is_kept():
+            made.find()
+        else:
+            _missing[_name(inspect.unwrap(loop))] = made
+            _other_process()
+
+        def jump(typing: Any, *arguments: Any) -> Any:
+            def code(context: Any, b: Any, signature: Any, values: Any) -> Any:
+                of = [context.get_argument_type(kind) for kind in made.kinds]
+                pointer = ir.FunctionType(ir.VoidType(), of).as_pointer()
+                place = b.module.globals.get(name) or ir.GlobalVariable(b.module, pointer, name)
+                b.call(b.load(place), [b.extract_value(values[0], i) for i in range(len(of))])
+                return context.get_dummy_value()
+
+            return made.signature, code
+
+        call = cast(Any, intrinsic)(jump)
+        call.__wrapped__ = loop  # for `_collect`
+        return call
 
     return link
 
 
-_linked: list[Any] = []  # keeps the code of linked loops in memory, since their symbols are addresses in it
+@functools.cache
+def _other_process() -> subprocess.Popen[bytes] | None:
+    """Return a process that compiles all linked loops; None where none can be started."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), AT_ONCE: "1"}
+    silent = subprocess.DEVNULL
+    with suppress(OSError):
+        return subprocess.Popen(
+            [sys.executable, "-c", f"import {LINKED}"], env=environment, stdin=silent, stdout=silent, stderr=silent
+        )
+    return None
+
+
+def _find_missing(loop: Loop, arguments: tuple[Any, ...]) -> None:
+    """Find the linked loops that `loop` calls, while or after another process compiles them.
+
+    loop: what is called from Python, and is compiled meanwhile if need be.
+    arguments: what it is called with.
+    """
+    parts: dict[str, str] = {}
+    _collect(inspect.unwrap(loop), parts)
+    called = [name for name in [*_missing] if name in parts]
+    if called:
+        loop._code.compile(tuple([loop._code.typeof_pyval(value) for value in arguments]))
+    with _finding:
+        process = _other_process()
+        while called := [name for name in called if name in _missing]:
+            ready = [name for name in called if _missing[name].is_kept()]
+            if not ready and (len(called) > 1 or process is None or process.poll() is not None):
+                ready = called[-1:]  # the other process goes through them in order, and is not there yet
+            for name in ready:
+                _missing[name].find()
+                del _missing[name]
+            if not ready:
+                time.sleep(0.05)
 
 
 def when_compiling(call: Callable[[], None]) -> None:
@@ -142,15 +248,18 @@ def use_threads(threads: int) -> int | None:
     return threads
 
 
-def cached(function: Any) -> Any:
+def cached(function: Any, for_python: bool = True) -> Any:
     """Let numba keep the machine code of `function`, which it will compile, on disk; return the function.
 
     It is compiled anew when something that it is compiled from changes (`_stamp`): numba's own cache looks at the
     function's file only, and would go on with the old code of what it calls. The cache is a matter of speed only: where
     it cannot be read, its entry is removed and the function compiled; where it cannot be written, there is one warning.
+
+    function: what numba will compile.
+    for_python: whether its code can be called from Python, see `Loop`.
     """
     try:
-        function._cache = _cache_class()(inspect.unwrap(function))
+        function._cache = _cache_class()(inspect.unwrap(function), for_python)
     except RuntimeError:  # numba found none
         _warn("no folder can be written")
     return function
@@ -172,8 +281,9 @@ def _cache_class() -> Any:
             return None if found is None or found[:2] != (self._source_stamp, key) else found[2]
 
     class Cache(FunctionCache):
-        def __init__(self, function: FunctionType) -> None:
+        def __init__(self, function: FunctionType, for_python: bool) -> None:
             super().__init__(function)
+            self._for_python = for_python
             self._cache_file = Files(self._cache_path, self._impl.filename_base, None)
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -195,7 +305,7 @@ def _cache_class() -> Any:
         def _index_key(self, sig: Any, codegen: Any) -> Any:
             from foretoken.kernel.processor import MATRIX  # not among the features: Linux may refuse it
 
-            return (*super()._index_key(sig, codegen), _fields(getattr(sig, "args", sig)), MATRIX)
+            return (*super()._index_key(sig, codegen), _fields(getattr(sig, "args", sig)), MATRIX, self._for_python)
 
         def _forget(self) -> None:
             with suppress(OSError):
@@ -238,7 +348,7 @@ def _stamp(function: FunctionType) -> str:
 
 def _collect(function: FunctionType, parts: dict[str, str]) -> None:
     """Add to `parts`, by name, the hashes of files and the constants that `function` is compiled from."""
-    name = f"{function.__module__}.{function.__qualname__}"
+    name = _name(function)
     if name in parts:
         return
     parts[name] = _content(Path(inspect.getfile(function)))
@@ -259,6 +369,11 @@ def _collect(function: FunctionType, parts: dict[str, str]) -> None:
             inner = inspect.unwrap(value)  # loops, and what numba makes of functions, wrap them
             if isinstance(inner, FunctionType) and _is_ours(inner.__module__):
                 _collect(inner, parts)
+
+
+def _name(function: FunctionType) -> str:
+    """Return the full name of a function."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _is_ours(module: str) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from foretoken.kernel.compile import fused
 from foretoken.kernel.model import Wanted, forward
-from foretoken.kernel.pointwise import gate, norm, shift
+from foretoken.kernel.pointwise import gate, norm, put, shift
 from foretoken.kernel.product import times
 
 
@@ -16,25 +16,25 @@ def enter(embedded, states, entry, x, threads):
 
     embedded: the embeddings of the tokens [n, d].
     states: those before the tokens [n, d]; a language model reads none.
-    entry: an Entry.
+    entry: an Entry; None in a language model.
     x: is filled [n, d].
     threads: the largest number of threads; None for one.
     """
-    n, d = embedded.shape
-    if len(entry.norms) == 0 and entry.address == 0:
-        x[:] = embedded
+    if entry is None:  # alone, so that numba leaves out what follows
+        put(embedded, x, 0)
         return x
+    n, d = embedded.shape
     both = np.empty((n, 2 * d), np.float32)
     if len(entry.norms) > 0:
         own = np.empty((n, d), np.float32)
         norm(embedded, entry.norms[0], entry.eps, own)
-        both[:, :d] = own
+        put(own, both, 0)
         norm(states, entry.norms[1], entry.eps, own)
-        both[:, d:] = own
-        x[:] = own if entry.normed_residual else states
+        put(own, both, d)
+        put(own if entry.normed_residual else states, x, 0)
         return both
-    both[:, :d] = embedded
-    both[:, d:] = states
+    put(embedded, both, 0)
+    put(states, both, d)
     times(both, entry.address, entry.form, d, x, threads)
     shift(x, 0, d, entry.bias)
     return x
@@ -58,16 +58,19 @@ def step(model, embedded, states, nodes, x, threads):
 
 
 @fused
-def parallel(model, embedded, states, out, threads):
+def parallel(mlps, model, embedded, states, out, threads):
     """Fill out with the states that Gumiho's MLPs make of the first two drafted tokens of n sequences.
 
-    model: a Model with MLPs.
+    mlps: the model's Mlps; None in other models, for which nothing is done.
+    model: a Model.
     embedded: the embeddings of both tokens, two neighbouring rows per sequence [2n, d].
     states: the states that these tokens were drawn from, in the same order [2n, d].
     out: is filled with the states of the first j MLPs [n, j, d].
     threads: the largest number of threads; None for one.
     """
-    (n, count, d), mlps = out.shape, model.mlps
+    if mlps is None:  # alone, so that numba leaves out what follows
+        return
+    n, count, d = out.shape
     joined = np.empty((2 * n, d), np.float32)
     enter(embedded, states, model.entry, joined, threads)
     both = joined.reshape(n, 2 * d)  # each token's side by side
@@ -82,5 +85,9 @@ def parallel(model, embedded, states, out, threads):
             else:
                 times(x, w, form, d, y, threads)
                 gate(y, d, mlps.biases[j, block], more)
-                x += more
-        out[:, j] = x
+                for i in range(n):
+                    for c in range(d):
+                        x[i, c] += more[i, c]
+        for i in range(n):
+            for c in range(d):
+                out[i, j, c] = x[i, c]

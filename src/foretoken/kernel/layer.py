@@ -30,7 +30,7 @@ from foretoken.kernel.addresses import floats, pointer, whole
 from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows
-from foretoken.kernel.pointwise import add, norm, norm_row, shift, turn
+from foretoken.kernel.pointwise import add, norm, norm_row, put, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
 from foretoken.kernel.rounding import round_rows
 from foretoken.kernel.simd import gate_row
@@ -79,6 +79,7 @@ ADDRESSES = (
     "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
+BYTES = LAYER.itemsize
 
 
 @fused
@@ -213,12 +214,17 @@ def cache(t, part, parts):
         store(attention, b, job % t.key_heads)
 
 
-@fused
-def look(t, part, parts):
+# Linked by name, so that a third of this file's code is compiled by itself: as a part of `layers_of` it takes longer.
+@linked("foretoken_look", 3)
+def look(layer, part, parts):
     """Do step 3: fill `mixed` from `qkv` and the cache; a thread takes some of the query heads of all sequences.
 
-    Those of a thread's heads that share a key head are computed together. t, part, parts: see the module.
+    Those of a thread's heads that share a key head are computed together. All arguments are whole numbers.
+
+    layer: address of the layer's record.
+    part, parts: see the module.
     """
+    t = carray(pointer(layer), 1, LAYER)[0]
     attention, heads, mixed = attention_of(t), t.query_heads, floats(t.mixed, (t.m, t.query_heads * t.dim))
     at, last = share(part, parts, t.batch * heads)
     while at < last:
@@ -298,24 +304,29 @@ def settle(t, part, parts, which, bias):
     x, back = floats(t.x, (t.m, t.d))[first:last], floats(t.back, (t.m, t.d))[first:last]
     shift(back, 0, t.d, floats(bias, (t.d,)))
     norm(back, floats(t.norms_after, (2, t.d))[which], t.eps, back)
-    x += back
+    for i in range(last - first):
+        row, more = x[i], back[i]
+        for j in range(t.d):
+            row[j] += more[j]
 
 
 @fused
-def part_of(t, step, part, parts):
+def part_of(layer, step, part, parts):
     """Do thread `part`'s share of one step of a layer.
 
-    t, part, parts: see the module.
+    layer: address of the layer's record.
     step: PROJECT .. SETTLE_NARROWED.
+    part, parts: see the module.
     """
+    t = carray(pointer(layer), 1, LAYER)[0]
     if step == PROJECT:
         if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
-            floats(t.kept, (t.m, t.d))[:] = floats(t.x, (t.m, t.d))
+            put(floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d)), 0)
         project(t, part, parts)
     elif step == CACHE:
         cache(t, part, parts)
     elif step == LOOK:
-        look(t, part, parts)
+        look(layer, part, parts)
     elif step == MIX:
         mix(t, part, parts)
     elif step == SETTLE_MIXED:
@@ -341,16 +352,16 @@ def layers_of(layers, count, gate, part, parts, work):
     """
     records, task, done = carray(pointer(layers), count, LAYER), meet(gate, parts, work), 0
     for i in range(count * STEPS):
-        t, step = records[i // STEPS], i % STEPS
+        layer, step, t = layers + i // STEPS * BYTES, i % STEPS, records[i // STEPS]
         if step in (SETTLE_MIXED, SETTLE_NARROWED) and not t.settled:
             continue
         if task == TOGETHER:
-            part_of(t, step, part, parts)
+            part_of(layer, step, part, parts)
             done += 1
             wait(gate, parts, done)
         elif task == ALONE:
             for each in range(parts):
-                part_of(t, step, each, parts)
+                part_of(layer, step, each, parts)
 
 
 @partial(compiled, fuse=True, parallel=True)

@@ -82,10 +82,9 @@ class Cache(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What makes the first layer's input of a token's embedding and, in a draft head, of the state before the token.
+    """What makes a draft head's first input of a token's embedding and of the state before the token.
 
-    In a language model the embedding itself enters: there are neither norms nor a linear layer. In EAGLE and Gumiho a
-    linear layer maps both to d numbers. In EAGLE-3 attention reads both, normed, side by side.
+    In EAGLE and Gumiho a linear layer maps both to d numbers. In EAGLE-3 attention reads both, normed, side by side.
 
     address, form: of the linear layer's panels; address 0 where there is none.
     bias: of the linear layer [d]; read only where there is one.
@@ -127,7 +126,7 @@ class Head(NamedTuple):
 
 
 class Mlps(NamedTuple):
-    """Gumiho's MLPs; other models have none. A block of an MLP is a linear layer from 2d or d numbers to d.
+    """Gumiho's MLPs. A block of an MLP is a linear layer from 2d or d numbers to d.
 
     addresses, forms: of the blocks' panels [mlps, blocks] int64.
     biases: each block's bias, and behind it d ones [mlps, blocks, 2d].
@@ -157,17 +156,19 @@ class Table(NamedTuple):
 class Model(NamedTuple):
     """A language model or a draft head, with the cache of a batch.
 
-    layers, cache, embedding, entry, head, mlps: see their classes.
+    layers, cache, embedding, head: see their classes.
+    entry: None in a language model, whose first layer reads the embedding itself.
     serial: number of levels of a drafted chain for which a forward of the layers makes states; later ones use the MLPs.
+    mlps: None where there are none.
     """
 
     layers: Layers
     cache: Cache
     embedding: Table
-    entry: Entry
+    entry: Entry | None
     head: Head
     serial: int
-    mlps: Mlps
+    mlps: Mlps | None
 
 
 class Nodes(NamedTuple):

@@ -33,6 +33,20 @@ def norm_row(x, weight, eps, out):
 
 
 @fused
+def put(x, out, first):
+    """Copy x into some columns of out, by a loop, since numba compiles seconds of error messages for `out[:] = x`.
+
+    x: float32 [n, k].
+    out: is filled in columns first to first + k - 1, float32 [n, w].
+    first: the first of these columns.
+    """
+    for i in range(x.shape[0]):
+        row, place = x[i], out[i, first : first + x.shape[1]]
+        for j in range(len(row)):
+            place[j] = row[j]
+
+
+@fused
 def norm(x, weight, eps, out):
     """Fill every row of out with the RMS norm of that row of x.
 

@@ -4,7 +4,8 @@
 
 import numpy as np
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.addresses import alive, floats
+from foretoken.kernel.compile import compiled, linked
 from foretoken.kernel.simd import LANES, softmax_row
 
 BINS = 64  # bins of scores for each difference of 1
@@ -64,23 +65,26 @@ def nucleus(scores, p, mass):
     return kept
 
 
-@compiled
-def truncate(scores, p, largest, top_k, top_p, min_p):
+# Linked by name, as layers.layers_of is: the softmax is part of many compiled calls.
+@linked("foretoken_truncate", 4, 3)
+def truncate(scores_row, p_row, v, top_k, largest, top_p, min_p):
     """Set p to 0 where a token is not kept, and divide it by the sum of what is left, in place.
 
     With top_p, the tokens of probability (1 - top_p) / v and less have no more than 1 - top_p together, so that none of
     them is kept; nor are those below min_p * largest. Only the others are looked at.
 
-    scores: of one row, float32 [v].
-    p: a softmax of a multiple of the scores, float32 [v].
-    largest: the largest number of p.
+    scores_row: address of one row of scores, float32 [v].
+    p_row: address of a softmax of a multiple of the scores, float32 [v].
+    v: number of tokens.
+    largest: the largest number of p, in float32.
     top_k, top_p, min_p: as in core.sampling; 0, 1 and 0 keep all.
     """
-    v, count, least, cut = len(p), 0, np.float32(-np.inf), np.float32(0)
+    scores, p = floats(scores_row, (v,)), floats(p_row, (v,))
+    count, least, cut = 0, np.float32(-np.inf), np.float32(0)
     if 0 < top_k < v:
         least = kth(scores, top_k)
     else:  # with room for rounding
-        cut = np.float32(0.99 * max((1 - top_p) / v, min_p * np.float64(largest)))
+        cut = np.float32(0.99 * max((1 - top_p) / v, min_p * largest))
     places = np.empty(v, np.int32)
     for j in range(v):
         if p[j] > cut and scores[j] >= least:
@@ -97,7 +101,7 @@ def truncate(scores, p, largest, top_k, top_p, min_p):
         kept = nucleus(scores[places], weights, top_p * mass)
         places, weights = places[kept], weights[kept]
     if min_p > 0:
-        kept = weights >= np.float32(min_p) * largest
+        kept = weights >= np.float32(min_p) * np.float32(largest)
         places, weights = places[kept], weights[kept]
     left = 0.0
     for weight in weights:
@@ -124,14 +128,17 @@ def softmax(scores, scale, truncation, p):
     padded = np.empty((v + LANES - 1) // LANES * LANES if v % LANES else 0, np.float32)
     for i in range(m):
         if v % LANES:
-            padded[:v] = scores[i]
-            padded[v:] = -np.inf
+            for j in range(len(padded)):
+                padded[j] = scores[i, j] if j < v else np.float32(-np.inf)
             total = softmax_row(padded, scale, padded)
-            p[i] = padded[:v]
+            for j in range(v):
+                p[i, j] = padded[j]
         else:
             total = softmax_row(scores[i], scale, p[i])
         if not np.isfinite(total):
             return False
         if cuts:
-            truncate(scores[i], p[i], np.float32(1 / total), top_k, top_p, min_p)
+            of_largest = np.float64(np.float32(1 / total))
+            truncate(scores[i].ctypes.data, p[i].ctypes.data, v, top_k, of_largest, top_p, min_p)
+    alive((scores, p))
     return True

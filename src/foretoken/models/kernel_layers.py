@@ -41,12 +41,12 @@ class KernelLayers:
     threads: chooses how many threads a forward runs in.
     """
 
-    entry: "Entry"
+    entry: "Entry | None" = None
     head: "Head"
-    mlps: "Mlps"
+    mlps: "Mlps | None" = None
     embedding: "Table"
     vocab_size: int
-    serial: int
+    serial: int = NEVER
 
     def __init__(
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],

@@ -18,7 +18,6 @@ from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.kernel_layers import (
-    NEVER,
     NO_FLOATS,
     NO_IDS,
     KernelLayers,
@@ -51,7 +50,7 @@ class LlamaKernel(KernelLayers):
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Read the weights of `model`, for which `llama_kernel` has found that the kernel can run it."""
-        from foretoken.kernel.model import Entry, Head, Mlps
+        from foretoken.kernel.model import Head
 
         config: Any = model.config
         inner: Any = model.model
@@ -72,9 +71,6 @@ class LlamaKernel(KernelLayers):
         bias = NO_FLOATS if last.bias is None else bias_of(last)
         norm, one = norm_weight(inner.norm), np.float32(1)
         self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, 0, bias, NO_IDS)
-        self.entry = Entry(0, 0, NO_FLOATS, np.zeros((0, len(norm)), np.float32), np.float32(eps), False)
-        self.serial, no_mlps = NEVER, np.zeros((0, 0), np.int64)
-        self.mlps = Mlps(no_mlps, no_mlps, np.zeros((0, 0, 0), np.float32))
 
     def screen_head(self) -> None:
         """Compute most logits by a 4-bit copy of the LM head from now on, as kernel/screen.py says; for drafters alone.
