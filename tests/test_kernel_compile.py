@@ -1,7 +1,9 @@
 """Compiled loops on disk are not used any longer than the code that is in them."""
 
 import importlib
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -10,9 +12,10 @@ import numpy as np
 import pytest
 from numba import config, njit, typeof
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
+from numba.core.ccallback import CFunc
 
 from foretoken.kernel import compile, layer, product
-from foretoken.kernel.compile import CompiledCodeWarning, Loop, cached
+from foretoken.kernel.compile import CompiledCodeWarning, Linked, Loop, cached
 
 # A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
 FILES = {
@@ -40,9 +43,9 @@ def one(typing, x):
 """,
     "helper": "from llvmlite import ir\ndef value(x):\n    return ir.Constant(x.type, 7)\n",
     "unused": "UNUSED = 1\n",
-    "quadruple": """
-from foretoken.kernel.addresses import alive, whole
-from foretoken.kernel.compile import compiled, linked
+    "halves": """
+from foretoken.kernel.addresses import whole
+from foretoken.kernel.compile import linked
 @linked("foretoken_made_double", 2, 1)
 def double(x, n, more):
     numbers = whole(x, (n,))
@@ -52,6 +55,11 @@ def double(x, n, more):
 def twice(x, n):
     double(x, n, 0)
     double(x, n, 1.5)
+""",
+    "quadruple": """
+from foretoken.kernel.addresses import alive
+from foretoken.kernel.compile import compiled
+from foretoken_made.halves import twice
 @compiled
 def quadruple(x):
     twice(x.ctypes.data, len(x))
@@ -152,22 +160,50 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
 
 @pytest.fixture
 def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Loop]]:
-    """Imports the loop x -> 4 x + 1 of FILES anew, whose two linked loops another process compiles."""
+    """Imports the loop x -> 4 x + 1 of FILES anew, which calls one linked loop, and that another."""
     monkeypatch.setattr(compile, "_is_ours", lambda module: module.startswith("foretoken"))
     monkeypatch.setattr(compile, "LINKED", "foretoken_made.child")
+    monkeypatch.setattr(compile, "_missing", {})
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(made.parent))
     monkeypatch.delenv(compile.AT_ONCE, raising=False)
-    compile._other_process.cache_clear()
+    compile.compile_ahead.cache_clear()
 
     def imported() -> Loop:
-        sys.modules.pop("foretoken_made.quadruple", None)
+        compile._content.cache_clear()
+        for name in [name for name in sys.modules if name.startswith("foretoken_made")]:
+            del sys.modules[name]
         return importlib.import_module("foretoken_made.quadruple").quadruple
 
     yield imported
-    if process := compile._other_process():
+    compile.compile_ahead.cache_clear()
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the linked loops that this process compiles."""
+    names, usual = list[str](), CFunc._compile_uncached
+
+    def compiled(self: CFunc) -> object:
+        names.append(self._pyfunc.__name__)
+        return usual(self)
+
+    monkeypatch.setattr(CFunc, "_compile_uncached", compiled)
+    return names
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Has another process run other code instead of compiling."""
+    started = list[subprocess.Popen[bytes]]()
+
+    def runs(code: str) -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        monkeypatch.setattr(subprocess, "Popen", Mock(return_value=started[-1]))
+
+    yield runs
+    for process in started:
+        process.kill()
         process.wait()
-    compile._other_process.cache_clear()
-    compile._missing.clear()
 
 
 def run_on_numbers(loop: Loop) -> list[int]:
@@ -177,53 +213,103 @@ def run_on_numbers(loop: Loop) -> list[int]:
     return numbers.tolist()
 
 
-def from_disk() -> list[int]:
-    """Whether the code of the two linked loops of FILES came from disk: 1 or 0 for each."""
-    return [made._made.cache_hits for made in compile._linked[-2:]]
-
-
-def test_another_process_compiles_linked_loops(quadruple: Callable[[], Loop]) -> None:
+def test_linked_loops_are_compiled_when_they_are_first_needed(quadruple: Callable[[], Loop], here: list[str]) -> None:
     loop = quadruple()
+    assert not here
     assert len(compile._missing) == 2
-    process = compile._other_process()
+    assert run_on_numbers(loop) == [5, 9, 13]
+    assert sorted(here) == ["double", "twice"]
+    assert not compile._missing
+    here.clear()
+    loop = quadruple()
+    assert not compile._missing  # all is on disk
+    assert run_on_numbers(loop) == [5, 9, 13]
+    assert not here
+
+
+def test_another_process_compiles_linked_loops(quadruple: Callable[[], Loop], here: list[str]) -> None:
+    loop = quadruple()
+    process = compile.compile_ahead()
     assert process is not None
     assert process.wait() == 0
     assert run_on_numbers(loop) == [5, 9, 13]
-    assert from_disk() == [1, 1]
-    assert not compile._missing
-    assert run_on_numbers(quadruple()) == [5, 9, 13]
-    assert compile._other_process() is process  # since all is on disk
+    assert not here
 
 
 @pytest.mark.parametrize(
-    "broken", [(sys, "executable", "/no/such/program"), (compile, "LINKED", "foretoken_made.none")]
+    "broken",
+    [(sys, "executable", "/no/such/program"), (sys, "executable", None), (Linked, "can_be_kept", lambda self: False)],
 )
-def test_linked_loops_are_compiled_where_no_other_process_does_it(
-    quadruple: Callable[[], Loop], broken: tuple[object, str, str], monkeypatch: pytest.MonkeyPatch
+def test_no_other_process_is_started_where_none_can_help(
+    quadruple: Callable[[], Loop], broken: tuple[object, str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(*broken)
-    assert run_on_numbers(quadruple()) == [5, 9, 13]
-    assert from_disk() == [0, 0]
-
-
-def test_an_interrupt_while_linked_loops_are_awaited_leaves_them_for_the_next_call(
-    quadruple: Callable[[], Loop], monkeypatch: pytest.MonkeyPatch
-) -> None:
     loop = quadruple()
-    with monkeypatch.context() as patch:
-        patch.setattr(compile.Linked, "find", Mock(side_effect=KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            run_on_numbers(loop)
-    assert len(compile._missing) == 2
+    assert compile.compile_ahead() is None
     assert run_on_numbers(loop) == [5, 9, 13]
 
 
-def test_callers_of_a_linked_loop_that_changes_are_compiled_anew(made: Path, quadruple: Callable[[], Loop]) -> None:
+def test_another_process_sees_no_other_files_than_this_one(
+    quadruple: Callable[[], Loop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "numba.py").write_text("open('was_read', 'w').close()")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    quadruple()
+    process = compile.compile_ahead()
+    assert process is not None
+    assert process.wait() == 0
+    assert not (folder / "was_read").exists()
+
+
+HANG = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(("code", "longest"), [("raise SystemExit(1)", 600), (HANG, 0.2)])
+def test_a_process_that_fails_or_hangs_is_not_awaited_for_ever(
+    quadruple: Callable[[], Loop], here: list[str], another: Callable[[str], None], code: str, longest: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    loop = quadruple()
+    another(code)
+    monkeypatch.setattr(compile, "LONGEST", longest)
+    assert compile.compile_ahead() is not None
+    assert run_on_numbers(loop) == [5, 9, 13]
+    assert sorted(here) == ["double", "twice"]
+
+
+def test_an_interrupt_while_linked_loops_are_awaited_leaves_them_for_the_next_call(
+    quadruple: Callable[[], Loop], another: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = quadruple()
+    another(HANG)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", Mock(side_effect=KeyboardInterrupt))
+        compile.compile_ahead()
+        with pytest.raises(KeyboardInterrupt):
+            run_on_numbers(loop)
+    assert len(compile._missing) == 1  # of two, this process compiled one
+    compile.compile_ahead.cache_clear()
+    assert run_on_numbers(loop) == [5, 9, 13]
+
+
+def test_a_linked_loop_that_changes_is_compiled_anew_and_so_are_its_callers(
+    made: Path, quadruple: Callable[[], Loop], here: list[str]
+) -> None:
+    def hits(loop: Loop) -> int:
+        return sum(loop._code.stats.cache_hits.values())
+
     run_on_numbers(quadruple())
-    path = made / "quadruple.py"
+    run_on_numbers(loop := quadruple())
+    assert hits(loop) == 1
+    here.clear()
+    path = made / "halves.py"
     path.write_text(path.read_text().replace("double(x, n, 1.5)", "double(x, n, 2.5)"))
-    compile._content.cache_clear()
-    assert run_on_numbers(quadruple()) == [6, 10, 14]
+    assert run_on_numbers(loop := quadruple()) == [6, 10, 14]
+    assert hits(loop) == 0
+    assert sorted(here) == ["double", "twice"]
 
 
 def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:

@@ -1,7 +1,9 @@
 """Python loops over arrays as machine code: compiled by numba when they are first called, and kept on disk."""
 
+import atexit
 import functools
 import hashlib
+import importlib
 import inspect
 import os
 import subprocess
@@ -63,9 +65,16 @@ class Loop:
         # runs, but what is kept of that caller lacks the threads' part, and the next process that loads it crashes.
         return loop if self._parallel else cached(loop, for_python)
 
+    @functools.cached_property
+    def _reached(self) -> set[str]:
+        """The full names of the functions that the loop calls, directly or through others, and its own."""
+        parts: dict[str, str] = {}
+        _collect(inspect.unwrap(self), parts)
+        return set(parts)
+
     def __call__(self, *arguments: Any) -> Any:
-        if _missing:
-            _find_missing(self, arguments)
+        if _missing and (missing := self._reached & _missing.keys()):
+            _find(self, missing, arguments)
         return self._code(*arguments)
 
     @property
@@ -96,7 +105,8 @@ class Linked:
     A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
 
     kinds, signature: numba's types of the loop's arguments, and of a call with them.
-    address: where the loop's machine code is in memory, 0 until `find` has found it [1] int64.
+    address: where the loop's machine code is in memory [1] int64. It is 0 at first, and machine code that jumps there
+        ends the process: `Loop` sees to it that a loop's code is found before its callers run.
     """
 
     def __init__(self, name: str, loop: Callable[..., None], count: int, floats: int) -> None:
@@ -108,33 +118,39 @@ class Linked:
         self.kinds, nothing = (types.intp,) * count + (types.float64,) * floats, cast(Any, types.void)
         self.signature = nothing(types.StarArgTuple.from_types(self.kinds))
         self.address = np.zeros(1, np.int64)
-        options = {"nogil": True, "fastmath": {"contract"}}
+        options = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
         self._made: Any = cached(CFunc(inspect.unwrap(loop), (self.kinds, nothing), {}, options))
         binding.add_symbol(name, self.address.ctypes.data)
 
-    def is_kept(self) -> bool:
-        """Whether the loop's machine code is on disk."""
+    def load(self) -> bool:
+        """Load the loop's machine code if it is on disk; return whether it was."""
         made = self._made
-        return made._cache.load_overload(made._sig, made._targetdescr.target_context) is not None
+        found = made._cache.load_overload(made._sig, made._targetdescr.target_context)
+        if found is not None:
+            self._library = found.library  # owns the code
+            self.address[0] = found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name)
+        return found is not None
 
-    def find(self) -> None:
-        """Load the loop's machine code, or compile it where it is not on disk."""
+    def compile(self) -> None:
+        """Compile the loop, and keep its machine code on disk."""
         self._made.compile()
         self.address[0] = self._made.address
 
+    def can_be_kept(self) -> bool:
+        """Whether there is a folder for the loop's machine code."""
+        return isinstance(self._made._cache, _cache_class())
+
 
 _linked: list[Linked] = []  # keeps their code in memory
-_missing: dict[str, Linked] = {}  # those whose code another process compiles, by the loop's full name
+_missing: dict[str, Linked] = {}  # those whose code has not been found yet, by the loop's full name
 _finding = threading.Lock()
 LINKED = "foretoken.kernel.model"  # imports all modules with linked loops
-AT_ONCE = "FORETOKEN_COMPILE_AT_ONCE"  # is set in the environment of a process that compiles for another one
+AT_ONCE = "FORETOKEN_COMPILE_AT_ONCE"  # in the environment: linked loops are compiled where they are defined
+LONGEST = 180  # seconds for which another process is waited for; the slowest one so far took 40
 
 
 def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., None]], Any]:
     """Return a decorator that lets the callers of a loop be linked to it by name, see `Linked`.
-
-    Where the loop is not on disk, another process compiles it from now on. All linked ones together take about as long
-    as the loops that call them, which this process compiles meanwhile.
 
     name: a symbol that no other function has.
     count: number of the loop's arguments that are whole numbers, the first ones; it returns nothing.
@@ -146,11 +162,11 @@ def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., No
     def link(loop: Callable[..., None]) -> Any:
         made = Linked(name, loop, count, floats)
         _linked.append(made)
-        if AT_ONCE in os.environ or made.is_kept():
-            made.find()
-        else:
-            _missing[_name(inspect.unwrap(loop))] = made
-            _other_process()
+        if not made.load():
+            if AT_ONCE in os.environ:
+                made.compile()
+            else:
+                _missing[_name(inspect.unwrap(loop))] = made
 
         def jump(typing: Any, *arguments: Any) -> Any:
             def code(context: Any, b: Any, signature: Any, values: Any) -> Any:
@@ -170,38 +186,48 @@ def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., No
 
 
 @functools.cache
-def _other_process() -> subprocess.Popen[bytes] | None:
-    """Return a process that compiles all linked loops; None where none can be started."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), AT_ONCE: "1"}
-    silent = subprocess.DEVNULL
-    with suppress(OSError):
-        return subprocess.Popen(
-            [sys.executable, "-c", f"import {LINKED}"], env=environment, stdin=silent, stdout=silent, stderr=silent
-        )
-    return None
+def compile_ahead() -> subprocess.Popen[bytes] | None:
+    """Have another process compile the linked loops that are not on disk, and return it; None where there is none.
 
-
-def _find_missing(loop: Loop, arguments: tuple[Any, ...]) -> None:
-    """Find the linked loops that `loop` calls, while or after another process compiles them.
-
-    loop: what is called from Python, and is compiled meanwhile if need be.
-    arguments: what it is called with.
+    They take about as long as the loops that call them, which this process compiles meanwhile.
     """
-    parts: dict[str, str] = {}
-    _collect(inspect.unwrap(loop), parts)
-    called = [name for name in [*_missing] if name in parts]
-    if called:
-        loop._code.compile(tuple([loop._code.typeof_pyval(value) for value in arguments]))
+    importlib.import_module(LINKED)
+    if not sys.executable or not any(made.can_be_kept() for made in _missing.values()):
+        return None
+    # -P: without it the current folder would come first on the path.
+    command = [sys.executable, "-P", "-c", f"import {LINKED}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), AT_ONCE: "1"}
+    silent = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(command, env=environment, stdin=silent, stdout=silent, stderr=silent)
+    except OSError:
+        return None
+    atexit.register(process.terminate)
+    return process
+
+
+def _find(loop: Loop, names: set[str], arguments: tuple[Any, ...]) -> None:
+    """Find linked loops, while or after another process compiles them, or compile them where none does.
+
+    loop: a loop that calls them, and is compiled meanwhile if need be.
+    names: their full names.
+    arguments: what `loop` is called with.
+    """
+    loop._code.compile(tuple([loop._code.typeof_pyval(value) for value in arguments]))
+    process = compile_ahead() if compile_ahead.cache_info().currsize else None
     with _finding:
-        process = _other_process()
-        while called := [name for name in called if name in _missing]:
-            ready = [name for name in called if _missing[name].is_kept()]
-            if not ready and (len(called) > 1 or process is None or process.poll() is not None):
-                ready = called[-1:]  # the other process goes through them in order, and is not there yet
-            for name in ready:
-                _missing[name].find()
+        called, end = [name for name in _missing if name in names], time.monotonic() + LONGEST
+        while called:
+            found = [name for name in called if _missing[name].load()]
+            if not found and (
+                len(called) > 1 or process is None or process.poll() is not None or time.monotonic() > end
+            ):
+                found = called[-1:]  # another process goes through them in order, and is not there yet
+                _missing[found[0]].compile()
+            for name in found:
+                called.remove(name)
                 del _missing[name]
-            if not ready:
+            if not found:
                 time.sleep(0.05)
 
 

@@ -65,7 +65,7 @@ def nucleus(scores, p, mass):
     return kept
 
 
-# Linked by name, as layers.layers_of is: the softmax is part of many compiled calls.
+# Linked by name, as layer.layers_of is: the softmax is part of many compiled calls.
 @linked("foretoken_truncate", 4, 3)
 def truncate(scores_row, p_row, v, top_k, largest, top_p, min_p):
     """Set p to 0 where a token is not kept, and divide it by the sum of what is left, in place.
@@ -115,10 +115,10 @@ def truncate(scores_row, p_row, v, top_k, largest, top_p, min_p):
 def softmax(scores, scale, truncation, p):
     """Fill p with the softmax of scale scores, row by row, over the tokens that are kept.
 
-    scores: float32 [m, v].
+    scores: float32 [m, v], of which each row is contiguous.
     scale: 1 / temperature, in float32.
     truncation: top_k, top_p and min_p, as in core.sampling; 0, 1 and 0 keep all.
-    p: is filled, float32 [m, v]; it may be scores if all tokens are kept.
+    p: is filled, float32 [m, v], each row contiguous; it may be scores if all tokens are kept.
 
     Returns False where a row has NaN, +inf or nothing finite.
     """

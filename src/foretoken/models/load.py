@@ -1,7 +1,6 @@
 """Load models and tokenizers from folders, GGUF files and hub ids; errors say in one sentence what is wrong."""
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice
-from foretoken.kernel.compile import LINKED
+from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import check_weights
 from foretoken.models.llama_kernel import LlamaKernel
@@ -87,7 +86,7 @@ def load_model(
     on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
     if on_cpu and compile != OFF:
-        import_module(LINKED)  # now, since another process compiles what is in it if need be
+        compile_ahead()
     # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid out
     # anew. That also goes where float32 is named, since it holds all values of the other dtypes.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
