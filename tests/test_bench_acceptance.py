@@ -74,6 +74,11 @@ def test_the_command(run, tmp_path: Path) -> None:
     (row,) = run.json(*measured, "--verifier", "rrsw", "--temperature", 1)["tables"][0]["rows"]
     kept = json.loads((vectors / "rrsw-1.json").read_text())
     assert [row["b=1"], row["b=2"]] == kept["acceptance"]
+    for temperatures in ((0, 1), (1, 0)):
+        named = [word for t in temperatures for word in ("--temperature", t)]
+        (table,) = run.json(*measured, *named, "--verifier", "rrsw")["tables"]
+        largest = max(max(json.loads(path.read_text())["standard_error"]) for path in vectors.iterdir())
+        assert table["notes"] == [f"Standard errors up to {largest:.3f}; 4 positions per row."]
     assert tree_policy(f"sequoia:4@{vectors / 'rrsw-1.json'}").max_nodes == 5
 
 
@@ -109,11 +114,17 @@ def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
     arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
     assert run(*arguments)[0] == 0
     measured = (tmp_path / "rrsw-1.json").read_text()
-    of_other_weights = json.dumps(json.loads(measured) | {"weights": ["0" * 16, "1" * 16]})
+    other = {"weights": ["0" * 16, "1" * 16], "verifier": "hub", "temperature": 1.0000001}
+    damaged = [("acceptance", [0.5]), ("acceptance", 7), ("acceptance", ["x", 2, 3, 4]), ("standard_error", [])]
+
+    def changed(key: str, value: object) -> str:
+        return json.dumps(json.loads(measured) | {key: value})
+
     for foreign, what in (
+        *((changed(key, value), f"was measured with {key}") for key, value in other.items()),
+        *((changed(key, value), "is not a file of foretoken bench") for key, value in damaged),
         ("nonsense", "is not a file of foretoken bench acceptance"),
         ('{"acceptance": [0.5]}', "is not a file of foretoken bench acceptance"),
-        (of_other_weights, "was measured with weights"),
     ):
         (tmp_path / "rrsw-1.json").write_text(foreign)
         run.refused(what, *arguments)

@@ -164,7 +164,6 @@ def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.setattr(compile, "_is_ours", lambda module: module.startswith("foretoken"))
     monkeypatch.setattr(compile, "LINKED", "foretoken_made.child")
     monkeypatch.setattr(compile, "_missing", {})
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(made.parent))
     monkeypatch.delenv(compile.AT_ONCE, raising=False)
     compile.compile_ahead.cache_clear()
 
@@ -174,7 +173,10 @@ def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             del sys.modules[name]
         return importlib.import_module("foretoken_made.quadruple").quadruple
 
-    yield imported
+    with monkeypatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(made.parent))
+        yield imported
+    config.reload_config()  # numba would read the variables again in the middle of the next test
     compile.compile_ahead.cache_clear()
 
 

@@ -80,7 +80,7 @@ def read_profile(path: str) -> Profile:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ForetokenError(f"Cannot read profile {path}: {error.strerror}.") from error
+        raise ForetokenError(f"Cannot read profile {path or repr(path)}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.") from error
     if not isinstance(record, dict) or "format" not in record:

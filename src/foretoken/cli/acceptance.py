@@ -91,20 +91,22 @@ def acceptance(
     report = Report("Acceptance of each child", {**machine(lm.device), **settings})
     columns = ["T", "rule", "law", *(f"b={b}" for b in range(1, children + 1)), "file"]
     table = report.table("P(child b is the accepted one)", columns)
+    errors: tuple[float, ...] = ()
     try:
         for t in dict.fromkeys(temperatures):
             text = None
             for name in dict.fromkeys("exact-match" if t == 0 else rule for rule in verifier or RULES):
                 path = Path(out) / f"{name}-{t:g}.json"
-                found = read(path, settings)
+                rule = verifier_named(name)
+                found = read(path, {**settings, "verifier": rule.name, "temperature": t})
                 if found is None:
                     options.progress(f"acceptance of the children of {name}, temperature {t:g}")
                     text = text or continued(engine, ids, max_new_tokens, t, seed)
-                    rule = verifier_named(name)
                     found = child_acceptance(rule, rule.laws[0], children, text, t, seed)
                     write(found, path, settings)
                 table.add(f"{t:g}", name, found.law, *found.acceptance, str(path))
-                table.notes = [f"Standard errors up to {max(found.standard_error):.3f}; {found.positions} positions."]
+                errors += found.standard_error
+                table.notes = [f"Standard errors up to {max(errors):.3f}; {found.positions} positions per row."]
     except KeyboardInterrupt:
         report.interrupted = True
     show(report, json_, markdown)

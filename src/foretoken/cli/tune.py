@@ -47,7 +47,7 @@ def tune(
     vocabulary.
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
-    the same command goes on where it stopped. docs/choosing.md says how to read the table.
+    the same command goes on after the last prompt that was finished. docs/choosing.md says how to read the table.
 
     temperature: Temperature to tune for.
     best: The least number of trees that are kept when the slower half is left out.
@@ -125,5 +125,6 @@ def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iter
     try:
         yield journal
     except KeyboardInterrupt:
-        print("\nforetoken: interrupted; the same command goes on from here.", file=sys.stderr)
+        where = f"after what {journal.path} holds" if len(journal) else "from the beginning: no prompt was finished"
+        print(f"\nforetoken: interrupted; the same command goes on {where}.", file=sys.stderr)
         raise

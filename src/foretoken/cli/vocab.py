@@ -3,8 +3,9 @@
 import json
 
 from foretoken.cli.command import command
+from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
-from foretoken.models.named import located
+from foretoken.models.named import NO_MODELS, located
 
 
 @command
@@ -16,6 +17,10 @@ def vocab(target: str, drafter: str, /, *, text: str | None = None, json_: bool 
     text: Text file like what will be generated, to measure on.
     json_: Print JSON instead of text.
     """
+    if drafter in NO_MODELS:
+        raise ForetokenError(
+            f"Drafter {drafter} has no tokenizer of its own to compare: name a model's folder or file."
+        )
     located(target)
     located(drafter)
     content = None if text is None else read_text(text)

@@ -52,7 +52,7 @@ def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> st
         return Path(path).read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ForetokenError(f"Cannot read {what} {path}: {why}.") from error
+        raise ForetokenError(f"Cannot read {what} {path or repr(path)}: {why}.") from error
 
 
 def check_readable(path: str) -> None:

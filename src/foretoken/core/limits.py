@@ -15,6 +15,7 @@ LARGEST = 1e30  # the largest number that is added to scores, or multiplies them
 NO_BIAS: Mapping[int, float] = {}
 MAX_NODES = 4096  # the most nodes of a token tree besides the root
 LEAST_SAMPLES = 200  # the fewest generations for the goodness-of-fit test of an audit
+MOST_SAMPLES = 10**9  # the most: more would take years
 LEAST_MEASURED = 16  # the fewest tokens of a run whose speed is measured
 MOST_DRAWS = 256  # the most draws at one node where rules are compared by the number of draws
 
@@ -70,12 +71,14 @@ def check_audited(temperature: float, samples: int) -> None:
     """Refuse a goodness-of-fit test that would test nothing.
 
     temperature: that of its texts, which must be above 0.
-    samples: the number of generations, at least LEAST_SAMPLES.
+    samples: the number of generations, from LEAST_SAMPLES to MOST_SAMPLES.
     """
     if temperature <= 0:
         raise ForetokenError(f"temperature is {temperature}: the audit samples, so it must be above 0.")
     if samples < LEAST_SAMPLES:
         raise ForetokenError(f"samples is {samples}: the goodness-of-fit test needs at least {LEAST_SAMPLES}.")
+    if samples > MOST_SAMPLES:
+        raise ForetokenError(f"samples is {samples}: it must be at most {MOST_SAMPLES}.")
 
 
 def check_choice(what: str, name: str | None, known: Iterable[str]) -> None:

@@ -160,7 +160,7 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
     """Read what an earlier run wrote; returns None if the file does not exist.
 
     path: the file.
-    settings: those of this run, by name.
+    settings: those of this run, by name, `children` among them.
 
     Raises ForetokenError where the file holds something else, or was measured with other settings.
     """
@@ -168,6 +168,9 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
         return None
     try:
         found, record = parsed(ChildAcceptance, path.read_text())
+        if any(list(map(type, values)) != [float] * settings["children"] for values in
+               (found.acceptance, found.standard_error)):  # fmt: skip
+            raise ValueError("not a number per child")
     except OSError as error:
         raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
