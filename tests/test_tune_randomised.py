@@ -84,7 +84,7 @@ def test_interrupted_it_goes_on_from_where_it_was(run, monkeypatch, tmp_path, un
     with monkeypatch.context() as patched:
         patched.setattr("benchmarks.randomised.forward_times", raising(KeyboardInterrupt))
         code, _, err = run(*arguments)
-    assert (code, "goes on from here" in err) == (130, True)
+    assert (code, "goes on after what foretoken-randomised.part holds" in err) == (130, True), err
     texts = entries(path)
     assert set(texts) == {"text 1", "text 2"}
     with monkeypatch.context() as patched:
