@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import Mock
 
 import numpy as np
@@ -112,14 +113,24 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
+def imported_anew(name: str) -> ModuleType:
+    """A module of FILES; it and those that it imports are read and run again."""
+    compile._content.cache_clear()
+    for known in [known for known in sys.modules if known.startswith("foretoken_made")]:
+        del sys.modules[known]
+    importlib.invalidate_caches()
+    return importlib.import_module(f"foretoken_made.{name}")
+
+
+def hits(loop: Loop) -> int:
+    """How often the code of a loop came from disk."""
+    return sum(loop._code.stats.cache_hits.values())
+
+
 def load(x: int) -> tuple[int, int]:
     """The value of the loop of FILES at x, its modules imported anew, and how often its code came from disk."""
-    compile._content.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("foretoken_made")]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-    loop = importlib.import_module("foretoken_made.loop").loop
-    return loop(x), sum(loop._code.stats.cache_hits.values())
+    loop = imported_anew("loop").loop
+    return loop(x), hits(loop)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +159,7 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
         load(8)
         modules = [importlib.import_module(f"foretoken_made.{name}") for name in ("pairs", "pair")]
         result = modules[0].loop((modules[1].Pair(1, 2),))
-        return result, sum(modules[0].loop._code.stats.cache_hits.values())
+        return result, hits(modules[0].loop)
 
     assert run_on_pair() == (12, 0)
     assert run_on_pair() == (12, 1)
@@ -167,15 +178,9 @@ def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.delenv(compile.AT_ONCE, raising=False)
     compile.compile_ahead.cache_clear()
 
-    def imported() -> Loop:
-        compile._content.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("foretoken_made")]:
-            del sys.modules[name]
-        return importlib.import_module("foretoken_made.quadruple").quadruple
-
     with monkeypatch.context() as patch:
         patch.setenv("NUMBA_CACHE_DIR", str(made.parent))
-        yield imported
+        yield lambda: imported_anew("quadruple").quadruple
     config.reload_config()  # numba would read the variables again in the middle of the next test
     compile.compile_ahead.cache_clear()
 
@@ -300,9 +305,6 @@ def test_an_interrupt_while_linked_loops_are_awaited_leaves_them_for_the_next_ca
 def test_a_linked_loop_that_changes_is_compiled_anew_and_so_are_its_callers(
     made: Path, quadruple: Callable[[], Loop], here: list[str]
 ) -> None:
-    def hits(loop: Loop) -> int:
-        return sum(loop._code.stats.cache_hits.values())
-
     run_on_numbers(quadruple())
     run_on_numbers(loop := quadruple())
     assert hits(loop) == 1

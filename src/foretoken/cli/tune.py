@@ -125,6 +125,6 @@ def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iter
     try:
         yield journal
     except KeyboardInterrupt:
-        where = f"after what {journal.path} holds" if len(journal) else "from the beginning: no prompt was finished"
+        where = f"after what {journal.path} holds" if len(journal) else "from the beginning: nothing was finished"
         print(f"\nforetoken: interrupted; the same command goes on {where}.", file=sys.stderr)
         raise

@@ -15,7 +15,7 @@ LARGEST = 1e30  # the largest number that is added to scores, or multiplies them
 NO_BIAS: Mapping[int, float] = {}
 MAX_NODES = 4096  # the most nodes of a token tree besides the root
 LEAST_SAMPLES = 200  # the fewest generations for the goodness-of-fit test of an audit
-MOST_SAMPLES = 10**9  # the most: more would take years
+MOST_SAMPLES = 10**9  # the most
 LEAST_MEASURED = 16  # the fewest tokens of a run whose speed is measured
 MOST_DRAWS = 256  # the most draws at one node where rules are compared by the number of draws
 

@@ -191,9 +191,7 @@ def gather(values, paired, seen, start, gap, path):
         if j >= gap and seen[j] != 0:
             continue
         if not paired:
-            own, place = values[j], path[count]
-            for c in range(len(own)):
-                place[c] = own[c]
+            put(values[j : j + 1], path[count:], 0)
         else:
             shift, word = np.uint32(16 * (j % 2)), out[count // 2]
             for c in range(values.shape[1]):

@@ -214,14 +214,13 @@ def _find(loop: Loop, names: set[str], arguments: tuple[Any, ...]) -> None:
     arguments: what `loop` is called with.
     """
     loop._code.compile(tuple([loop._code.typeof_pyval(value) for value in arguments]))
-    process = compile_ahead() if compile_ahead.cache_info().currsize else None
+    process = compile_ahead() if compile_ahead.cache_info().currsize else None  # one that was started before
     with _finding:
         called, end = [name for name in _missing if name in names], time.monotonic() + LONGEST
         while called:
             found = [name for name in called if _missing[name].load()]
-            if not found and (
-                len(called) > 1 or process is None or process.poll() is not None or time.monotonic() > end
-            ):
+            runs = process is not None and process.poll() is None and time.monotonic() < end
+            if not found and not (runs and len(called) == 1):
                 found = called[-1:]  # another process goes through them in order, and is not there yet
                 _missing[found[0]].compile()
             for name in found:

@@ -6,7 +6,7 @@ import numpy as np
 
 from foretoken.kernel.compile import fused
 from foretoken.kernel.model import Wanted, forward
-from foretoken.kernel.pointwise import gate, norm, put, shift
+from foretoken.kernel.pointwise import gate, increase, norm, put, shift
 from foretoken.kernel.product import times
 
 
@@ -85,9 +85,5 @@ def parallel(mlps, model, embedded, states, out, threads):
             else:
                 times(x, w, form, d, y, threads)
                 gate(y, d, mlps.biases[j, block], more)
-                for i in range(n):
-                    for c in range(d):
-                        x[i, c] += more[i, c]
-        for i in range(n):
-            for c in range(d):
-                out[i, j, c] = x[i, c]
+                increase(x, more)
+        put(x, out[:, j], 0)

@@ -30,7 +30,7 @@ from foretoken.kernel.addresses import floats, pointer, whole
 from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows
-from foretoken.kernel.pointwise import add, norm, norm_row, put, shift, turn
+from foretoken.kernel.pointwise import add, increase, norm, norm_row, put, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
 from foretoken.kernel.rounding import round_rows
 from foretoken.kernel.simd import gate_row
@@ -304,10 +304,7 @@ def settle(t, part, parts, which, bias):
     x, back = floats(t.x, (t.m, t.d))[first:last], floats(t.back, (t.m, t.d))[first:last]
     shift(back, 0, t.d, floats(bias, (t.d,)))
     norm(back, floats(t.norms_after, (2, t.d))[which], t.eps, back)
-    for i in range(last - first):
-        row, more = x[i], back[i]
-        for j in range(t.d):
-            row[j] += more[j]
+    increase(x, back)
 
 
 @fused

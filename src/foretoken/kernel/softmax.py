@@ -128,11 +128,13 @@ def softmax(scores, scale, truncation, p):
     padded = np.empty((v + LANES - 1) // LANES * LANES if v % LANES else 0, np.float32)
     for i in range(m):
         if v % LANES:
-            for j in range(len(padded)):
-                padded[j] = scores[i, j] if j < v else np.float32(-np.inf)
+            row, place = scores[i], p[i]
+            for j in range(v):
+                padded[j] = row[j]
+            padded[v:] = -np.inf
             total = softmax_row(padded, scale, padded)
             for j in range(v):
-                p[i, j] = padded[j]
+                place[j] = padded[j]
         else:
             total = softmax_row(scores[i], scale, p[i])
         if not np.isfinite(total):

@@ -52,7 +52,9 @@ class KernelLayers:
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],
         curve: tuple[float, float] = SILU,
     ) -> None:  # fmt: skip
-        """Read the weights of some layers; entry, head, embedding, vocab_size, serial and mlps are set by subclasses.
+        """Read the weights of some layers.
+
+        Subclasses set head, embedding and vocab_size, and those of draft heads entry, serial and mlps.
 
         layers: modules as `read_layer` takes them.
         dim: the width of an attention head.
