@@ -27,11 +27,10 @@ from foretoken.draft.store_file import KeptStore
 from foretoken.engine import Engine
 from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
-from foretoken.heads.mtp import own_mtp
 from foretoken.models.causal_lm import CausalLM, model_name
+from foretoken.models.hf_model import HFModel
 from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
-    HFModel,
     check_runs_quantised,
     choose_device,
     choose_dtype,
@@ -218,6 +217,8 @@ def load(
     policy, _, _ = settled(recipe, kind)
     lm = None
     if kind == MTP:
+        from foretoken.heads.mtp import own_mtp  # takes seconds
+
         lm = ready(own_mtp(model), MTP)
     elif kind == HEAD:
         lm = ready(load_head(str(drafter), parts(model)), str(drafter))

@@ -13,7 +13,8 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
-from foretoken.models.load import HFModel, generation_output
+from foretoken.models.hf_model import HFModel
+from foretoken.models.load import generation_output
 
 # Processors that keep state from call to call, which has no meaning on a tree of alternatives.
 STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")

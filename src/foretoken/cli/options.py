@@ -335,7 +335,7 @@ def load_engine(
         spare_threads_as(read_profile(profile))
     engine = foretoken.load(target, drafter=drafter, profile=profile, device=device, max_batch=max_batch, **named)
     if profile is None:
-        spare_threads(num_weights(engine.target.lm.model))
+        spare_threads(num_weights(engine.target.lm.weights))
     gc.freeze()  # what is imported and loaded by now stays, so that garbage collection need not look through it
     return engine
 

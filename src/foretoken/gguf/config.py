@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gguf import TokenType
 from numpy.typing import NDArray
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.architectures import architecture_of
@@ -25,6 +25,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions of
     a kind that is not known.
     """
+    from transformers import AutoConfig  # takes a second
+
     architecture = architecture_of(reader)
     prefix, value = reader.metadata("general.architecture"), reader.of_model
     shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.config import gguf_config, gguf_generation_config
@@ -100,6 +100,8 @@ def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:
 
     Raises ForetokenError where they are not exactly those of the model that the file's metadata describe.
     """
+    from transformers import AutoModelForCausalLM  # takes seconds
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}

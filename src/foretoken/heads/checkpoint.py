@@ -39,7 +39,7 @@ from foretoken.heads.layouts import EMBEDDING, by_authors_names, one_weight, oth
 from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.panels import PackedEmbedding
 from foretoken.models.parts import TargetParts
-from foretoken.models.rotary import LlamaConfig, Rotary, configured, llama_config
+from foretoken.models.rotary import Rotary, configured, llama_config
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states EAGLE-3 reads
 UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's prefix layer reads states, no embeddings
@@ -128,7 +128,7 @@ class Checkpoint:
         bias = f"{prefix}self_attn.q_proj.bias" in self.weights
         return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
 
-    def llama(self) -> LlamaConfig | None:
+    def llama(self) -> Any:
         """Return config.json's entries on norms and positions as transformers reads them, see `llama_config`."""
         return llama_config(self.config, f"{self.path.parent}/config.json")
 

@@ -70,7 +70,7 @@ def own_mtp(target: CausalLM) -> Mtp:
 
     Raises ForetokenError where there is none, or transformers cannot read it.
     """
-    config: Any = target.model.config.get_text_config(decoder=True)
+    config: Any = target.weights.config.get_text_config(decoder=True)
     if not getattr(config, "num_mtp_layers", None):
         raise ForetokenError(
             f"Drafter mtp is a layer that a model is published with, and the configuration of {target.name} names none "

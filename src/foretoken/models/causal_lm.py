@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.features import FINAL
 from foretoken.models.fused_rows import FusedRows
+from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
@@ -21,10 +21,11 @@ from foretoken.models.panels import PackedLinear
 from foretoken.models.probe import check_probe
 from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
+from foretoken.models.skeleton import Skeleton
 from foretoken.models.static import StaticForward
 
 
-def model_name(model: PreTrainedModel) -> str:
+def model_name(model: HFModel | Skeleton) -> str:
     """Return where `model` was loaded from, or the name of its class where that is not recorded."""
     return getattr(model.config, "_name_or_path", "") or type(model).__name__
 
@@ -32,7 +33,7 @@ def model_name(model: PreTrainedModel) -> str:
 class CausalLM:
     """Any decoder-only causal LM of transformers. It is only read.
 
-    model: the transformers model.
+    weights: the modules that hold the weights: the transformers model, or its skeleton.
     name: the model's name, for messages.
     vocab_size: columns of its logits, which may be padded beyond the tokenizer's vocabulary.
     context: positions that it can hold, None if unknown.
@@ -41,7 +42,7 @@ class CausalLM:
 
     recorder: Recorder | None = None  # handed to the rows that are opened
 
-    def __init__(self, model: PreTrainedModel, name: str = "", traced: bool = False, compiled: bool = False) -> None:
+    def __init__(self, model: HFModel | Skeleton, name: str = "", traced: bool = False, compiled: bool = False) -> None:
         """Choose how the forwards run, and check by a probe that they follow the tree mask.
 
         model: in evaluation mode; its weights may be packed (panels.py).
@@ -52,28 +53,36 @@ class CausalLM:
         Raises ForetokenError for a model that keeps anything but keys and values per token, and for one that fails the
         probe; the message names the type found.
         """
-        self._layout = layout(model)
-        self.model = model
+        kernel = llama_kernel(model) if isinstance(model, Skeleton) else None
+        if isinstance(model, Skeleton) and kernel is None:
+            model = model.whole
+        self._layout = model.layout if isinstance(model, Skeleton) else layout(model)
+        kernel = kernel or llama_kernel(model)
+        self.weights = model
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
-        kernel = llama_kernel(model)
         compiler = None
         if traced and kernel is None:
             compiled = compiled or model.device.type != "cuda"
-            compiler = StaticForward(model, self.name, self._layout.planes, compiled)
-        self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(model, self._layout)
+            compiler = StaticForward(self.model, self.name, self._layout.planes, compiled)
+        self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(self.model, self._layout)
         check_probe(self, self._layout.probe)
         if compiler is not None:
             compiler.compiling = True
 
     @property
+    def model(self) -> HFModel:
+        """The transformers model. That of a skeleton is made when it is first asked for, which takes seconds."""
+        return self.weights.whole if isinstance(self.weights, Skeleton) else self.weights
+
+    @property
     def device(self) -> torch.device:
-        return self.model.device
+        return self.weights.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype
+        return self.weights.dtype
 
     @property
     def execution(self) -> str:
@@ -84,7 +93,7 @@ class CausalLM:
     @property
     def quantised(self) -> bool:
         """Whether weights are packed in quantised blocks. Their products round the input rows to 8 bits."""
-        return any(isinstance(module, PackedLinear) for module in self.model.modules())
+        return any(isinstance(module, PackedLinear) for module in self.weights.modules())
 
     @property
     def num_layers(self) -> int:
@@ -92,7 +101,7 @@ class CausalLM:
 
     @property
     def hidden_size(self) -> int:
-        config: Any = self.model.config.get_text_config(decoder=True)
+        config: Any = self.weights.config.get_text_config(decoder=True)
         return config.hidden_size
 
     def recorded_by(self, recorder: Recorder) -> "CausalLM":

@@ -22,8 +22,8 @@ def fingerprint(lm: CausalLM) -> str:
 
     How weights are stored depends on how the model is executed, and so do the digits: compare `host` first.
     """
-    config = {key: value for key, value in lm.model.config.to_diff_dict().items() if key not in PASSING}
-    return fingerprint_of_weights(lm.model, repr(sorted(config.items(), key=str)))
+    config = {key: value for key, value in lm.weights.config.to_diff_dict().items() if key not in PASSING}
+    return fingerprint_of_weights(lm.weights, repr(sorted(config.items(), key=str)))
 
 
 def fingerprint_of_weights(module: nn.Module, about: str) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
+from foretoken.models.hf_model import HFModel
 from foretoken.models.probe import LENGTH, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -36,7 +36,7 @@ class Layout:
     probe: Float[Tensor, " v"]
 
 
-def layout(model: PreTrainedModel) -> Layout:
+def layout(model: HFModel) -> Layout:
     """Return the layout of `model`, by its configuration and by one forward of a few tokens.
 
     Raises ForetokenError, which names the reason, for a model that cannot be used.
@@ -68,7 +68,7 @@ def layout(model: PreTrainedModel) -> Layout:
     return Layout(planes, windows, context, hard, out.logits[0, -1].clone())
 
 
-def _windows(model: PreTrainedModel, config: Any) -> dict[str, int | None]:
+def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
     """Return `Layout.windows`. Raises ForetokenError for layers that no token tree can be scored with."""
     kind = type(model).__name__
     if getattr(model, "_is_stateful", False):
@@ -108,7 +108,7 @@ def _plane(states: Tensor) -> Plane:
     return Plane(states.shape[1], states.shape[3], states.dtype, states.device)
 
 
-def _context(model: PreTrainedModel, config: Any) -> tuple[int | None, bool]:
+def _context(model: HFModel, config: Any) -> tuple[int | None, bool]:
     """Return `Layout.context` and `Layout.hard`."""
     context = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}

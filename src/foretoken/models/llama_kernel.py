@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
@@ -17,6 +16,7 @@ from foretoken.kernel.sizes import COLUMNS, DOTTED, GELU, LANES, QUANTISED, SILU
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
 from foretoken.models.features import FINAL, FeatureStore
+from foretoken.models.hf_model import HFModel
 from foretoken.models.kernel_layers import (
     NO_FLOATS,
     NO_IDS,
@@ -25,8 +25,10 @@ from foretoken.models.kernel_layers import (
     check_known,
     table_of,
 )
+from foretoken.models.named import HEAD_KIND
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, check_quantised
-from foretoken.models.quantised import HEAD_KIND
+from foretoken.models.rotary import rotary_of
+from foretoken.models.skeleton import Skeleton
 
 # The known classes of transformers, by name, since importing them all takes time.
 FAMILY = (
@@ -48,7 +50,7 @@ class LlamaKernel(KernelLayers):
 
     execution = "kernel"
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: HFModel | Skeleton) -> None:
         """Read the weights of `model`, for which `llama_kernel` has found that the kernel can run it."""
         from foretoken.kernel.model import Head
 
@@ -58,9 +60,7 @@ class LlamaKernel(KernelLayers):
         kinds = getattr(config, "layer_types", None) or [None] * len(layers)
 
         def angles(count: int, kind: str | None) -> tuple[Tensor, Tensor]:
-            by_kind = () if isinstance(inner.rotary_emb.rope_type, str) else (kind,)  # Gemma 3
-            cos, sin = inner.rotary_emb(torch.empty(0), torch.arange(count)[None], *by_kind)
-            return cos[0], sin[0]
+            return rotary_of(inner.rotary_emb, kind).angles(torch.arange(count))
 
         eps, curve = norm_eps(inner.norm), CURVES[activation_of(config)]
         super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve)
@@ -166,10 +166,12 @@ class KernelRows(KernelSlots):
         return self._draft(row, past, read, none, start, draws)[0]
 
 
-def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
+def llama_kernel(model: HFModel | Skeleton) -> LlamaKernel | None:
     """Return the compiled forward of a packed `model`, None where it would not be the same computation."""
     inner: Any = model.base_model
-    if not is_plain(model) or not isinstance(model.get_output_embeddings(), PanelLinear):
+    if not (isinstance(model, Skeleton) or is_plain(model)):  # of a skeleton it was found out when it was written
+        return None
+    if not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
     dim = inner.layers[0].self_attn.head_dim
     if dim % LANES:
@@ -182,7 +184,7 @@ def llama_kernel(model: PreTrainedModel) -> LlamaKernel | None:
     return LlamaKernel(model)
 
 
-def is_plain(model: PreTrainedModel) -> bool:
+def is_plain(model: HFModel) -> bool:
     """Whether `model` is one of FAMILY on a CPU in float32 or bfloat16, all its linear layers packed, and unchanged.
 
     A model is changed by adapters, hooks and the like, which compute something else than its class does.

@@ -6,20 +6,19 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers import PreTrainedModel as HFModel
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.utils.generic import ModelOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import check_weights
+from foretoken.models.hf_model import HFModel
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, packed_model, stored_tokenizer
-from foretoken.models.panels import PackedLinear, PanelLinear, pack
+from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
 
@@ -106,7 +105,8 @@ def load_model(
         mixed = quantise is not None and any(type(module) is torch.nn.Linear for module in model.modules())
         # The kernel mixes no bfloat16 with quantised layers, beside which those stay whose rows fill no blocks.
         dtype = torch.float32 if on_cpu and (mixed or model.dtype == torch.float16) else model.dtype
-    model = cast(HFModel, torch.nn.Module.to(model, device)).eval()
+    torch.nn.Module.to(model, device)  # in place
+    model.eval()
     if compile != OFF:
         pack(model, dtype, weight_files())
     elif model.dtype != dtype:
@@ -140,7 +140,7 @@ def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
     """
     if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
         return False
-    linears = [module for module in target.model.model.layers.modules() if isinstance(module, PanelLinear)]
+    linears = target.backend.linears
     fits = any(layer.in_features % BLOCK == 0 for layer in linears)
     return fits and not any(isinstance(layer, PackedLinear) for layer in linears)
 
@@ -174,7 +174,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
         )
     model.model.embed_tokens = torch.nn.Identity()  # `pack` is not to convert it: the target's takes its place
     pack(model.eval(), torch.float32, weight_files())  # other layers; the kernel mixes no bfloat16 with quantised ones
-    model.model.embed_tokens = target.model.get_input_embeddings()
+    model.model.embed_tokens = target.weights.get_input_embeddings()
     return for_drafting(CausalLM(model, name=f"{target.name} in {kind}"))
 
 
@@ -232,6 +232,8 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     frequencies that are computed today, parts for other uses). But those of further layers are refused, since only a
     wrong configuration leaves them out.
     """
+    from transformers import AutoModelForCausalLM  # takes seconds
+
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
@@ -282,6 +284,8 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
         return stored_tokenizer(source)
     if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
+    from transformers import AutoTokenizer  # takes a second
+
     try:
         return AutoTokenizer.from_pretrained(
             source, local_files_only=Path(source).is_dir(), trust_remote_code=trust_remote_code
@@ -292,7 +296,7 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
 
 def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
     """Return the ids that end a text: those of the generation config of `lm`, else that of `tokenizer`, else none."""
-    config = getattr(lm.model, "generation_config", None)
+    config = getattr(lm.weights, "generation_config", None)
     ids: int | list[int] | None = getattr(config, "eos_token_id", None)
     if ids is None and tokenizer is not None:
         ids = cast(int | None, tokenizer.eos_token_id)
@@ -301,12 +305,14 @@ def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:
     return frozenset(ids if isinstance(ids, list) else [ids])
 
 
-def generation_output(ids: Tensor, as_dict: bool) -> Tensor | GenerateDecoderOnlyOutput:
+def generation_output(ids: Tensor, as_dict: bool) -> Tensor | ModelOutput:
     """Return what transformers' `generate` returns.
 
     ids: prompts and outputs, int64 [b, t].
     as_dict: whether its output object is returned, with the ids in it; else the ids themselves.
     """
+    from transformers.generation.utils import GenerateDecoderOnlyOutput  # takes seconds
+
     return GenerateDecoderOnlyOutput(sequences=cast(torch.LongTensor, ids)) if as_dict else ids
 
 

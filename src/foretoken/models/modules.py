@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore
+from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import Layout
 from foretoken.models.panels import PanelLinear
 
@@ -18,7 +18,7 @@ from foretoken.models.panels import PanelLinear
 class Modules:
     """The forwards of one model, shared by all batches; its linear layers may be packed."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+    def __init__(self, model: HFModel, layout: Layout) -> None:
         """Keep the model; layout: what `layout.layout` found out about `model`."""
         self.model, self.layout = model, layout
         self.execution = "panels" if any(isinstance(m, PanelLinear) for m in model.modules()) else "modules"

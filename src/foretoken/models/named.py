@@ -15,6 +15,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 NO_MODELS = ("self", "mtp", "ngram", "suffix", "auto", "none")  # names of drafters that are not models of their own
 AUTO, ON, OFF = COMPILE = ("auto", "on", "off")
 QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can be quantised to
+# The kind of blocks of every LM head, whose errors reach the logits undamped. With 4 bits in it as in the layers, 0.85
+# of the draft tokens of a quantised copy of the small target were accepted at temperature 0, with 8 bits 0.94:
+# docs/LOG.md, 2026-11-25.
+HEAD_KIND = "q8_0"
 HUB_S = 10  # seconds within which the hub has to answer
 # Files in which a published draft head may be; the first two may also hold a language model.
 HEAD_FILES = (

@@ -5,29 +5,27 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gguf
 import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
+from foretoken.models.hf_model import HFModel
+from foretoken.models.layout import layout
+from foretoken.models.llama_kernel import llama_kernel
 from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.panels import pack as lay_out
+from foretoken.models.skeleton import Skeleton, modules_of, read_skeleton, write_skeleton
 
+M = TypeVar("M", bound=HFModel | Skeleton)
 Weights = Mapping[str, tuple[Tensor, str]]  # name -> (values or packed bytes, its kind of blocks in the file or "")
 
 
@@ -35,7 +33,7 @@ class DequantisedWarning(UserWarning):
     """A warning that some weights of a GGUF file take more memory than in the file."""
 
 
-def packed_model(source: str) -> PreTrainedModel:
+def packed_model(source: str) -> HFModel | Skeleton:
     """Return the model in a GGUF file for a CPU, its quantised weights packed as they are.
 
     Quantised weights of a kind that the kernel does not have become bfloat16, and one warning says so. The model
@@ -43,36 +41,50 @@ def packed_model(source: str) -> PreTrainedModel:
 
     source: the path of the file.
 
-    Raises ForetokenError for a file that cannot be read.
+    Returns the model's skeleton where it was kept, which it is if our kernel runs the model; else the model. Raises
+    ForetokenError for a file that cannot be read.
     """
     folder = _kept(Path(source))
     if folder is None:
         found = contents(Path(source))
         # The configuration as if it had been written and read again: its order decides the model's fingerprint.
         config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
-        generation, weights = found.generation_config, _in_memory(found)
+        weights = _in_memory(found)
+        model = without_weights(config, found.generation_config, _dtype(weights))
     else:
-        config, generation, weights = read_kept(folder)
+        weights = kept_weights(folder)
+        model = read_skeleton(folder, without_weights) or without_weights(*kept_configs(folder), _dtype(weights))
     _warn_of_dequantised(source, weights)
-    matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
-    dtype = torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
-    model = filled(without_weights(config, generation, dtype), weights)
-    lay_out(model, dtype, weight_files())
+    return _laid_out(model, weights)
+
+
+def _laid_out(model: M, weights: Weights) -> M:
+    """Put the weights of a GGUF file into a model, all matrices packed, and return it."""
+    lay_out(filled(model, weights), _dtype(weights), weight_files())
     return model
 
 
-def read_kept(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig, Weights]:
-    """Return what is in a `folder` from `catalogue.kept`: configuration, generation configuration and weights.
+def _dtype(weights: Weights) -> torch.dtype:
+    """Return what a model with some `weights` computes in."""
+    matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
+    return torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
 
-    The weights are views of the mapped file.
-    """
+
+def kept_weights(folder: Path) -> Weights:
+    """Return the weights in a `folder` from `catalogue.kept`, as views of the mapped file."""
     with safe_open(folder / WEIGHTS, "pt") as file:
         kinds = file.metadata()
-        weights = {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
-    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder), weights
+        return {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
 
 
-def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
+def kept_configs(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
+    """Return the configurations, of model and generation, in a `folder` from `catalogue.kept`."""
+    from transformers import AutoConfig  # takes a second
+
+    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+
+
+def filled(model: M, weights: Weights) -> M:
     """Put weights into a model, in place, and return it.
 
     Packed bytes become packed modules. Other weights are converted to the model's dtype, except those of linear layers,
@@ -106,7 +118,7 @@ def filled(model: PreTrainedModel, weights: Weights) -> PreTrainedModel:
     return model
 
 
-def dequantised_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+def dequantised_model(source: str, dtype: torch.dtype) -> HFModel:
     """Return the model in the GGUF file at the path `source`, with ordinary weights in `dtype`."""
     found = contents(Path(source))
     weights: dict[str, tuple[Tensor, str]] = {}
@@ -125,10 +137,11 @@ def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
     return contents(Path(source)).tokenizer if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def num_weights(model: PreTrainedModel) -> int:
+def num_weights(model: nn.Module) -> int:
     """Return the number of weights of `model`, packed or not, without those of a packed embedding."""
     panels = [module for module in model.modules() if isinstance(module, PanelLinear)]
-    return model.num_parameters() + sum(module.in_features * module.out_features for module in panels)
+    others = sum(weight.numel() for weight in model.parameters())
+    return others + sum(module.in_features * module.out_features for module in panels)
 
 
 def block_type(kind: str) -> gguf.GGMLQuantizationType:
@@ -137,12 +150,24 @@ def block_type(kind: str) -> gguf.GGMLQuantizationType:
 
 
 def _kept(source: Path) -> Path | None:
-    """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
+    """Return a cache folder with all of a GGUF file, its weights packed, which is made if need be.
 
     Returns None where it cannot be kept. Raises ForetokenError for a file that is not a whole GGUF file of a known
     architecture.
     """
-    return kept(source, [source], "gguf", lambda folder: write_packed(source, folder, WEIGHTS))
+
+    def write(folder: Path) -> None:
+        write_packed(source, folder, WEIGHTS)
+        weights = kept_weights(folder)
+        model = without_weights(*kept_configs(folder), _dtype(weights))
+        modules = modules_of(model)
+        _laid_out(model, weights)
+        # An embedding that is neither packed nor torch's own, such as Gemma's, has code that draft heads call.
+        known = type(model.get_input_embeddings()) in (PackedEmbedding, nn.Embedding)
+        if known and llama_kernel(model.eval()) is not None:
+            write_skeleton(folder, modules, model, layout(model))
+
+    return kept(source, [source], "gguf", write)
 
 
 def _in_memory(found: Contents) -> Weights:
@@ -177,13 +202,15 @@ def few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> PreTrainedModel:
+def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
     """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
 
     config: the configuration, which names the class.
     generation: the generation configuration.
     dtype: that of the model.
     """
+    from transformers import AutoModelForCausalLM  # takes seconds
+
     with _no_parameters():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = generation

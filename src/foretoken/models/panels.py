@@ -7,13 +7,12 @@ that computes in bfloat16, the inputs are rounded to bfloat16, as torch does the
 """
 
 from functools import cache
-from typing import no_type_check
+from typing import Any, no_type_check
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from foretoken.core.errors import ForetokenError
@@ -197,7 +196,7 @@ def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tens
     return columns.view(torch.float32) if form == WHOLE else columns.view(torch.int16).unflatten(-1, (COLUMNS, 2))
 
 
-def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
+def pack(model: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
     """Lay out the linear weights of a model on a CPU in panels, in place, where it is to run in float32 or bfloat16.
 
     This is only for a model that nobody else holds and that is used for inference alone: panels cannot be trained,
@@ -209,12 +208,13 @@ def pack(model: PreTrainedModel, dtype: torch.dtype | None = None, files: Mapped
         files: the mapped files of which the weights are views, unchanged since they were loaded; pages that were read
             are given back to the system.
     """
-    dtype = dtype or model.dtype
-    if model.device.type != "cpu":
+    own: Any = model  # transformers' or a skeleton
+    dtype = dtype or own.dtype
+    if own.device.type != "cpu":
         return
     if dtype in PACKED:
         pack_linears(model, dtype, files)
-    if model.dtype != dtype:
+    if own.dtype != dtype:
         nn.Module.to(model, dtype)
 
 

@@ -84,7 +84,7 @@ def parts(lm: CausalLM) -> TargetParts:
     Raises ForetokenError for a model whose embedding or LM head cannot be found, or whose embedding has another width
     than its hidden states.
     """
-    model: Any = lm.model
+    model: Any = lm.weights
     config: Any = model.config.get_text_config(decoder=True)
     embedding, unembedding = model.get_input_embeddings(), model.get_output_embeddings()
     if embedding is None or unembedding is None:
@@ -96,7 +96,7 @@ def parts(lm: CausalLM) -> TargetParts:
             "ones: draft heads need them equal."
         )
     dim = getattr(config, "head_dim", None) or hidden // heads
-    rotary = getattr(lm.model.base_model, "rotary_emb", None)
+    rotary = getattr(model.base_model, "rotary_emb", None)
     inv_freq = getattr(rotary, "inv_freq", None)
     if inv_freq is None or 2 * len(inv_freq) != dim:
         turned = usual(dim, lm.device)

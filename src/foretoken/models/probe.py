@@ -27,11 +27,10 @@ ways to the same bfloat16 logits can differ by several units there although both
   of our kernel are the nearer to them (tests/test_models_kernel.py holds that, and finds wrong weights or layouts).
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
@@ -48,14 +47,15 @@ PATH = {True: 0.01, False: 0.5}  # share of it by which tree and path may differ
 NOISE = 4.0  # how many times the model's own rounding a difference may be
 
 
-def probe_tokens(model: PreTrainedModel) -> list[int]:
+def probe_tokens(model: nn.Module) -> list[int]:
     """Return six ordinary tokens a, b, c, d, x, z of the vocabulary of `model`.
 
     They are spread over the first half of the vocabulary beyond its first tenth: special tokens, bytes and the unused
     rows of padded embeddings stand at either end.
     """
-    embedding = model.get_input_embeddings()
-    config = model.config.get_text_config(decoder=True)
+    own: Any = model  # transformers' or a skeleton
+    embedding = own.get_input_embeddings()
+    config = own.config.get_text_config(decoder=True)
     size = int(getattr(embedding, "num_embeddings", None) or config.vocab_size)
     return [(size // 10 + i * max(1, size // 15)) % size for i in range(6)]
 
@@ -71,8 +71,8 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
     Raises:
         ForetokenError: it names the class of the model and what it does not follow.
     """
-    kind = type(lm.model).__name__
-    a, b, c, d, x, z = probe_tokens(lm.model)
+    kind = type(lm.weights).__name__
+    a, b, c, d, x, z = probe_tokens(lm.weights)
     rows = lm.open(1, 8)
     rows.extend(rows.join(), [a, b])
     tree = _scores(rows, [x, c, d], [-1, -1, 1])
@@ -83,7 +83,7 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
     leak = max(distance(hidden[node], tree[node]) for node in (1, 2))
     allowed = 0.0
     if leak > 0:
-        mixing = any(getattr(lm.model.config.get_text_config(decoder=True), name, None) for name in MIXING)
+        mixing = any(getattr(lm.weights.config.get_text_config(decoder=True), name, None) for name in MIXING)
         repeated = distance(_scores(rows, [x, c, d], [-1, -1, 1])[2], tree[2])
         allowed = max(LEAK * seen if mixing else 0.0, NOISE * repeated)
     if not seen > 0 or leak > allowed:
@@ -111,14 +111,14 @@ def _check_close(
     """
     if difference <= PATH[lm.dtype == torch.float32 and not lm.quantised] * seen:
         return
-    _, _, c, d, *_ = probe_tokens(lm.model)
+    _, _, c, d, *_ = probe_tokens(lm.weights)
     _scores(rows, [c], [-1], keep=[0])
     (by_token,) = _scores(rows, [d], [-1])
     if not difference <= NOISE * distance(by_token, path):
         raise ForetokenError(
-            f"{type(lm.model).__name__} scores a token tree otherwise than {what} (by {difference:.2g}, where another "
-            f"token in the text changes the scores by {seen:.2g}): it does not follow the tree mask or the position "
-            "ids as it should, so it cannot be used."
+            f"{type(lm.weights).__name__} scores a token tree otherwise than {what} (by {difference:.2g}, where "
+            f"another token in the text changes the scores by {seen:.2g}): it does not follow the tree mask or the "
+            "position ids as it should, so it cannot be used."
         )
 
 

@@ -12,25 +12,22 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
+from foretoken.models.hf_model import HFModel
 from foretoken.models.mapped import weight_files
-from foretoken.models.packed import block_type, filled, read_kept, without_weights
+from foretoken.models.named import HEAD_KIND
+from foretoken.models.packed import block_type, filled, kept_configs, kept_weights, without_weights
 from foretoken.models.panels import PART, PackedLinear
 
-# The kind of blocks of every LM head, whose errors reach the logits undamped. With 4 bits in it as in the layers, 0.85
-# of the draft tokens of a quantised copy of the small target were accepted at temperature 0, with 8 bits 0.94:
-# docs/LOG.md, 2026-11-25.
-HEAD_KIND = "q8_0"
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
 
 
-def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def quantised_model(source: Path, kind: str, load: Callable[[], HFModel]) -> HFModel:
     """Return a model whose linear layers are quantised; all else is in the dtype of its checkpoint.
 
     The result is kept in the cache directory, where the next call finds it.
@@ -40,7 +37,7 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
         kind: the kind of blocks, see `pack_quantised`.
         load: reads the checkpoint; it is called only where nothing was kept.
     """
-    made: list[PreTrainedModel] = []
+    made: list[HFModel] = []
 
     def write(folder: Path) -> None:
         model = pack_quantised(load(), kind)
@@ -57,9 +54,9 @@ def quantised_model(source: Path, kind: str, load: Callable[[], PreTrainedModel]
     if folder is None:
         return made[0] if made else pack_quantised(load(), kind)
     made.clear()
-    config, generation, weights = read_kept(folder)
+    config, generation = kept_configs(folder)
     assert isinstance(config.dtype, torch.dtype)  # as it was written above
-    return filled(without_weights(config, generation, config.dtype), weights)
+    return filled(without_weights(config, generation, config.dtype), kept_weights(folder))
 
 
 def _files(source: Path) -> list[Path]:
@@ -75,7 +72,7 @@ def _snapshot(hub_id: str) -> Path | None:
     return folder if here else None
 
 
-def pack_quantised(model: PreTrainedModel, kind: str) -> PreTrainedModel:
+def pack_quantised(model: HFModel, kind: str) -> HFModel:
     """Quantise the linear layers of a model in place, and return it.
 
     Layers whose rows are not whole blocks stay as they are.
@@ -108,7 +105,7 @@ def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
     return gguf.quantize(rows.float().numpy(), block_type(kind))
 
 
-def _stored(model: PreTrainedModel) -> Iterator[Stored]:
+def _stored(model: HFModel) -> Iterator[Stored]:
     """Yield all weights of a model to be written, panels first, so that each panel starts at a cache line of the file.
 
     Tensors of integers are left out, since they are computed from the configuration.

@@ -6,11 +6,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
-from transformers import LlamaConfig
+from torch import Tensor, nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
@@ -44,13 +41,24 @@ class Rotary:
         return both.cos() * self.scale, both.sin() * self.scale
 
 
+def rotary_of(module: nn.Module, kind: str | None = None) -> Rotary:
+    """Return the rotary positions that a module of transformers computes, if they do not depend on the text's length.
+
+    module: the module, which has buffers of frequencies.
+    kind: the name of the kind of layers, for a module that has frequencies for each kind.
+    """
+    of_kind = "" if hasattr(module, "inv_freq") else f"{kind}_"
+    scale = getattr(module, f"{of_kind}attention_scaling")
+    return Rotary(module.get_buffer(f"{of_kind}inv_freq").float(), float(scale))
+
+
 def usual(dim: int, device: torch.device) -> Rotary:
     """Return rotary positions of base 10000 for heads of width `dim`, on `device`."""
     return Rotary(10000.0 ** (-torch.arange(0, dim, 2, device=device) / dim))
 
 
-def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
-    """Return the norms and positions that a config.json describes, None where transformers did not write it.
+def llama_config(config: Mapping[str, Any], name: str) -> Any:
+    """Return the norms and positions in a config.json as a LlamaConfig, None where transformers did not write it.
 
     Entries that it lacks have Llama's defaults, since transformers writes only those that differ.
 
@@ -59,6 +67,9 @@ def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
 
     Raises ForetokenError where transformers refuses the entries.
     """
+    from transformers import LlamaConfig  # takes seconds
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return None
@@ -69,7 +80,7 @@ def llama_config(config: Mapping[str, Any], name: str) -> LlamaConfig | None:
         raise ForetokenError(f"{name} cannot be read ({why}): mend it.") from error
 
 
-def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -> Rotary:
+def configured(config: Any, dim: int, name: str, device: torch.device) -> Rotary:
     """Return the rotary positions that a configuration describes.
 
     config: from `llama_config`; its head_dim is set to `dim`.
@@ -79,9 +90,10 @@ def configured(config: LlamaConfig, dim: int, name: str, device: torch.device) -
 
     Raises ForetokenError for a kind of scaling that is not known, and for one whose numbers are missing or do not fit.
     """
-    own: Any = config
-    own.head_dim = dim
-    given = dict[str, Any](own.rope_parameters)
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # takes seconds
+
+    config.head_dim = dim
+    given = dict[str, Any](config.rope_parameters)
     kind = given.get("rope_type", DEFAULT)
     if kind != DEFAULT and (not isinstance(kind, str) or kind not in ROPE_INIT_FUNCTIONS):
         known = ", ".join((DEFAULT, *ROPE_INIT_FUNCTIONS))

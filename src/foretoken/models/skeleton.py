@@ -1,0 +1,193 @@
+"""The modules of a transformers model with their numbers and weights, and without the code that runs them.
+
+Our kernel runs a whole model by itself, and only reads weights and numbers from transformers' modules. Importing their
+code takes seconds and a hundred MiB. So what a packed model consists of is written beside its weights when
+transformers has made it for the first time, and later starts read that.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedConfig
+
+from foretoken.models.cache import Plane
+from foretoken.models.hf_model import HFModel
+from foretoken.models.layout import Layout
+from foretoken.models.panels import PackedEmbedding, PanelLinear
+
+MODULES, TENSORS = "modules.json", "modules.safetensors"  # the files in which a skeleton is kept
+PROBE = "probe"  # the name of `Layout.probe` in TENSORS
+
+
+class Settings(PreTrainedConfig):
+    """The configuration of a skeleton: all entries of the original, whose class takes seconds to import."""
+
+    def __init__(self, entries: dict[str, Any], own: dict[str, Any]) -> None:
+        """Take entries.
+
+        entries: all of them.
+        own: those that differ from the defaults of the original's class, as in its config.json.
+        """
+        super().__init__(**entries)
+        self._own = own
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the entries that differ from the defaults of the original's class."""
+        return dict(self._own)
+
+    def original(self) -> PreTrainedConfig:
+        """Return the configuration in the original's class."""
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # takes a second
+
+        return CONFIG_MAPPING[self._own["model_type"]].from_dict(self.to_diff_dict())
+
+
+class Part(nn.Module):
+    """A module of a skeleton. Its class, made for it, has the name of the original's class."""
+
+
+P = TypeVar("P", bound=Part)
+# Returns a transformers model without weights: (its configuration, that of its generation, its dtype) -> model.
+Make = Callable[[PreTrainedConfig, GenerationConfig, torch.dtype], HFModel]
+
+
+class Skeleton(Part):
+    """The modules of a model that our kernel runs, under transformers' names; they have no forward.
+
+    config, generation_config: the configurations.
+    dtype, device: what the model computes in, and where.
+    layout: the layout of the original.
+    """
+
+    config: Settings
+    generation_config: GenerationConfig
+    dtype: torch.dtype
+    layout: Layout
+    _make: Make
+    device = torch.device("cpu")
+
+    @property
+    def base_model(self) -> Any:
+        """The modules before the LM head."""
+        return self.model
+
+    def get_input_embeddings(self) -> Any:
+        """Return the module that embeds tokens."""
+        return self.base_model.embed_tokens
+
+    def get_output_embeddings(self) -> Any:
+        """Return the LM head."""
+        return self.lm_head
+
+    @cached_property
+    def whole(self) -> HFModel:
+        """The transformers model over the same weights, which is made when it is first asked for."""
+        model = self._make(self.config.original(), self.generation_config, self.dtype)
+        for name, module in self.named_modules():
+            if isinstance(module, PanelLinear | PackedEmbedding):
+                model.set_submodule(name, module)
+        for name, weight in self.named_parameters(remove_duplicate=False):
+            path, _, part = name.rpartition(".")
+            setattr(model.get_submodule(path), part, weight)
+        return model.eval()
+
+
+class Module(NamedTuple):
+    """A module of a model. name: its place, such as model.layers.0. kind: its class's name. numbers: its settings."""
+
+    name: str
+    kind: str
+    numbers: dict[str, Any]
+
+
+def modules_of(model: HFModel) -> list[Module]:
+    """Return the modules of a transformers `model`, whose linear layers are not packed yet."""
+
+    def numbers(module: nn.Module) -> dict[str, Any]:
+        return {key: x for key, x in vars(module).items() if type(x) in (bool, int, float, str) and key[0] != "_"}
+
+    return [Module(name, type(module).__name__, numbers(module)) for name, module in model.named_modules()]
+
+
+def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: Layout) -> None:
+    """Write what a skeleton consists of, apart from configurations and weights.
+
+    folder: where to write; it exists.
+    modules: from `modules_of`.
+    model: the same model, packed.
+    layout: its layout.
+    """
+    planes = [[[plane.heads, plane.dim] for plane in pair] for pair in layout.planes if pair is not None]
+    config = model.config
+    about = {
+        "entries": json.loads(config.to_json_string(use_diff=False)),
+        "own": json.loads(config.to_json_string()),
+        "modules": modules,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layout": [planes, dict(layout.windows), layout.context, layout.hard],
+    }
+    (folder / MODULES).write_text(json.dumps(about))
+    tensors = {name: buffer.contiguous() for name, buffer in model.named_buffers()}
+    save_file({**tensors, PROBE: layout.probe.contiguous()}, folder / TENSORS)
+
+
+def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
+    """Return the skeleton that `write_skeleton` wrote into a folder, without weights; None where it wrote none.
+
+    folder: the folder, in which a generation configuration was written too.
+    make: called where the whole model is asked for.
+    """
+    if not (folder / MODULES).exists():
+        return None
+    about = json.loads((folder / MODULES).read_text())
+    dtype: torch.dtype = getattr(torch, about["dtype"])
+    modules = [Module(*each) for each in about["modules"]]
+    model = _made(modules[0], Skeleton)
+    for module in modules[1:]:
+        path, _, own = module.name.rpartition(".")
+        model.get_submodule(path).register_module(own, _part(module, dtype))
+    tensors: dict[str, Tensor] = load_file(folder / TENSORS)
+    probe = tensors.pop(PROBE)
+    for name, buffer in tensors.items():
+        path, _, own = name.rpartition(".")
+        model.get_submodule(path).register_buffer(own, buffer)
+    planes, windows, context, hard = about["layout"]
+
+    def plane(sizes: list[int]) -> Plane:
+        return Plane(sizes[0], sizes[1], dtype, model.device)
+
+    pairs = tuple((plane(keys), plane(values)) for keys, values in planes)
+    model.layout = Layout(pairs, windows, context, hard, probe)
+    model.config = Settings(about["entries"], about["own"])
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.dtype, model._make = dtype, make
+    return model
+
+
+def _part(module: Module, dtype: torch.dtype) -> nn.Module:
+    """Return a module without weights."""
+    numbers = module.numbers
+    empty: dict[str, Any] = {"device": "meta", "dtype": dtype}
+    match module.kind:
+        case "ModuleList":
+            return nn.ModuleList()
+        case "Linear":
+            return nn.Linear(numbers["in_features"], numbers["out_features"], bias=False, **empty)
+        case "Embedding":
+            rows = torch.empty(numbers["num_embeddings"], numbers["embedding_dim"], **empty)
+            return nn.Embedding.from_pretrained(rows)  # its own constructor draws values, for which torch imports a lot
+        case _:
+            return _made(module, Part)
+
+
+def _made(module: Module, base: type[P]) -> P:
+    """Return a module with the name of a class and the numbers of another one; base: what its class derives from."""
+    made: Any = type(module.kind, (base,), {})()
+    vars(made).update(module.numbers)
+    return made
