@@ -42,7 +42,7 @@ class Pair:
     def load(self, device: str | None, dtype: str | None) -> Engine:
         target, drafter = options.resolve_models(self.target, self.drafter)
         engine = load(target, drafter=drafter, vocab=self.vocab, device=device, dtype=dtype)
-        options.spare_threads(num_weights(engine.target.lm.model))
+        options.spare_threads(num_weights(engine.target.lm.weights))
         return engine
 
 

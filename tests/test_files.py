@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -97,3 +98,17 @@ def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path):
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(ForetokenError, match=r"Cannot write .*log\.jsonl: No space left on device\.$"):
         append(tmp_path / "log.jsonl", "line\n")
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    """As a device, of which root would otherwise lose /dev/null."""
+    pipe, got = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    check_file(pipe)
+    reader = Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    write(pipe, lambda path: path.write_text("text"))
+    reader.join()
+    assert got == ["text"]
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

@@ -18,6 +18,8 @@ from serving import CHAT, COMPLETION, USER
     ("body", "param", "says"),
     [
         ({"best_of": 2}, "best_of", "Unknown field best_of"),
+        ({"prompt": "a", "": 1}, "", "Unknown field ''"),
+        ({"prompt": "a", " ": 1}, " ", "Unknown field ' '"),
         (
             {"stream_options": {"continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",

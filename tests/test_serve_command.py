@@ -161,6 +161,12 @@ def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
             running.kill()
 
 
+def test_a_host_that_no_network_has_is_refused(run):
+    code, _, err = run("serve", "--host", "é..x")
+    assert code == 2
+    assert err.startswith("foretoken: Cannot listen on é..x port ")
+
+
 def test_a_port_that_is_taken_is_told_at_once(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -137,6 +137,19 @@ def test_a_long_text_is_recorded_in_part_and_says_so(folders, tmp_path, monkeypa
     assert "".join(text["pieces"]) == result.text
 
 
+def test_the_recorded_steps_of_a_text_are_the_first_ones(folders, monkeypatch):
+    """A step that is too large is left out, and so are smaller ones behind it, whatever room there is."""
+    engine, rooms = load(folders, "ngram", tree="chain:8"), range(9, 30)
+    for room in rooms:
+        monkeypatch.setattr(recording, "MOST_NODES", room)
+        trace = foretoken.Trace(engine)
+        engine.generate("abcabcabc", max_new_tokens=40, temperature=0.0, observer=trace)
+        (text,) = trace.texts
+        assert 0 < len(text.steps) < text.num_steps
+        ends = [step.length + len(step.path) for step in text.steps]
+        assert [step.length for step in text.steps[1:]] == ends[:-1]
+
+
 def test_the_command_writes_the_page(folders, tmp_path, monkeypatch, capsys):
     models = ["--target", folders["target"], "--drafter", folders["drafter"], "--tree", "chain:3"]
     file = tmp_path / "t.html"

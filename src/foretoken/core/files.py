@@ -14,15 +14,18 @@ from foretoken.core.errors import ForetokenError
 def write(path: Path, how: Callable[[Path], object]) -> None:
     """Write a file under a temporary name, then move it to its place; where that fails nothing is left behind.
 
-    path: the file, which may exist already.
+    path: the file, which may exist already. A device or a pipe, such as /dev/null, is written to as it is.
     how: writes the content to the path that it is called with.
 
     Raises ForetokenError where the file cannot be written.
     """
     temporary = Path(f"{path}.{os.getpid()}.tmp")  # of this process: another one may write the same file
     try:
-        how(temporary)
-        temporary.replace(path)
+        if _is_device(path):
+            how(path)
+        else:
+            how(temporary)
+            temporary.replace(path)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
     finally:
@@ -67,12 +70,21 @@ def check_file(path: Path) -> None:
     """Refuse a `path` at which no file can be written; for the time before long work."""
     if path.is_dir():
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
+    if _is_device(path):
+        if not os.access(path, os.W_OK):
+            raise ForetokenError(f"Cannot write {path}: Permission denied.")
+        return
     _try_in(path.parent, f"Cannot write {path}")
 
 
 def check_folder(path: Path) -> None:
     """Refuse a `path` at which no folder can be used, or made if there is none; for the time before long work."""
     _try_in(next(folder for folder in (path, *path.absolute().parents) if folder.exists()), f"Cannot use {path}")
+
+
+def _is_device(path: Path) -> bool:
+    """Whether something stands at a path that is neither a file nor a folder; a move to it would take its place."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _try_in(folder: Path, otherwise: str) -> None:

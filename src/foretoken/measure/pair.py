@@ -63,7 +63,7 @@ def load_pair(
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     lm = engine.target.lm
     theirs = as_loaded(target, lm)
-    label = getattr(lm.model.config, LABEL, "as loaded")
+    label = getattr(lm.weights.config, LABEL, "as loaded")
     assistant = None
     if engine.kind == SAME:  # two vocabularies in transformers: see benchmarks/vocab.py
         assert isinstance(engine.drafter, LMDrafter)

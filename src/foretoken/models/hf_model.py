@@ -2,9 +2,11 @@
 
 from typing import TYPE_CHECKING, ForwardRef
 
+import transformers  # which imports its parts when they are asked for
+
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel as HFModel
+    HFModel = transformers.PreTrainedModel
 else:
-    HFModel = ForwardRef("transformers.PreTrainedModel")
+    HFModel = ForwardRef("transformers.PreTrainedModel", module=__name__)
 
 __all__ = ["HFModel"]

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,9 +54,43 @@ def packed_model(source: str) -> HFModel | Skeleton:
         model = without_weights(config, found.generation_config, _dtype(weights))
     else:
         weights = kept_weights(folder)
-        model = read_skeleton(folder, without_weights) or without_weights(*kept_configs(folder), _dtype(weights))
+        model = _skeleton(Path(source), folder, weights) or _of(folder, weights)
     _warn_of_dequantised(source, weights)
     return _laid_out(model, weights)
+
+
+def _of(folder: Path, weights: Weights) -> HFModel:
+    """Return transformers' model of a cache folder of a GGUF file; `weights`, those in it, are not put in."""
+    return without_weights(*kept_configs(folder), _dtype(weights))
+
+
+def _skeleton(source: Path, folder: Path, weights: Weights) -> Skeleton | None:
+    """Return the skeleton of the model in a GGUF file, without weights; it is made and kept at the first call.
+
+    It is kept apart from the weights, since it also depends on transformers, and tokenizers are read without it.
+
+    source: the file.
+    folder: the cache folder with its configurations.
+    weights: those in the folder.
+
+    Returns None where it cannot be kept, and for a model that our kernel does not run.
+    """
+
+    def write(own: Path) -> None:
+        own.mkdir(parents=True)
+        model = _of(folder, weights)
+        modules = modules_of(model)
+        _laid_out(model, weights).eval()
+        # An embedding that is neither packed nor torch's own, such as Gemma's, has code that draft heads call.
+        known = type(model.get_input_embeddings()) in (PackedEmbedding, nn.Embedding)
+        if known and llama_kernel(model) is not None:
+            write_skeleton(own, modules, model, layout(model))
+
+    own = kept(source, [source], f"skeletons/{version('transformers')}", write)
+    found = None if own is None else read_skeleton(own, kept_generation(folder), without_weights)
+    if found is not None:
+        found.config.name_or_path = str(folder)
+    return found
 
 
 def _laid_out(model: M, weights: Weights) -> M:
@@ -81,7 +116,12 @@ def kept_configs(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
     """Return the configurations, of model and generation, in a `folder` from `catalogue.kept`."""
     from transformers import AutoConfig  # takes a second
 
-    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
+    return AutoConfig.from_pretrained(folder), kept_generation(folder)
+
+
+def kept_generation(folder: Path) -> GenerationConfig:
+    """Return the generation configuration in a `folder` from `catalogue.kept`."""
+    return GenerationConfig.from_pretrained(folder)
 
 
 def filled(model: M, weights: Weights) -> M:
@@ -150,24 +190,13 @@ def block_type(kind: str) -> gguf.GGMLQuantizationType:
 
 
 def _kept(source: Path) -> Path | None:
-    """Return a cache folder with all of a GGUF file, its weights packed, which is made if need be.
+    """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
 
     Returns None where it cannot be kept. Raises ForetokenError for a file that is not a whole GGUF file of a known
     architecture.
     """
 
-    def write(folder: Path) -> None:
-        write_packed(source, folder, WEIGHTS)
-        weights = kept_weights(folder)
-        model = without_weights(*kept_configs(folder), _dtype(weights))
-        modules = modules_of(model)
-        _laid_out(model, weights)
-        # An embedding that is neither packed nor torch's own, such as Gemma's, has code that draft heads call.
-        known = type(model.get_input_embeddings()) in (PackedEmbedding, nn.Embedding)
-        if known and llama_kernel(model.eval()) is not None:
-            write_skeleton(folder, modules, model, layout(model))
-
-    return kept(source, [source], "gguf", write)
+    return kept(source, [source], "gguf", lambda folder: write_packed(source, folder, WEIGHTS))
 
 
 def _in_memory(found: Contents) -> Weights:

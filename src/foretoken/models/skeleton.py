@@ -1,8 +1,8 @@
 """The modules of a transformers model with their numbers and weights, and without the code that runs them.
 
 Our kernel runs a whole model by itself, and only reads weights and numbers from transformers' modules. Importing their
-code takes seconds and a hundred MiB. So what a packed model consists of is written beside its weights when
-transformers has made it for the first time, and later starts read that.
+code takes seconds and a hundred MiB. So what a packed model consists of is written down when transformers has made it
+for the first time, and later starts read that.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -45,7 +45,9 @@ class Settings(PreTrainedConfig):
         """Return the configuration in the original's class."""
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # takes a second
 
-        return CONFIG_MAPPING[self._own["model_type"]].from_dict(self.to_diff_dict())
+        config = CONFIG_MAPPING[self._own["model_type"]].from_dict(self.to_diff_dict())
+        config.name_or_path = self.name_or_path
+        return config
 
 
 class Part(nn.Module):
@@ -134,13 +136,15 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
     }
     (folder / MODULES).write_text(json.dumps(about))
     tensors = {name: buffer.contiguous() for name, buffer in model.named_buffers()}
-    save_file({**tensors, PROBE: layout.probe.contiguous()}, folder / TENSORS)
+    # `save_file` would raise an error of its own on a full disk.
+    (folder / TENSORS).write_bytes(save({**tensors, PROBE: layout.probe.contiguous()}))
 
 
-def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
+def read_skeleton(folder: Path, generation: GenerationConfig, make: Make) -> Skeleton | None:
     """Return the skeleton that `write_skeleton` wrote into a folder, without weights; None where it wrote none.
 
-    folder: the folder, in which a generation configuration was written too.
+    folder: the folder.
+    generation: the generation configuration.
     make: called where the whole model is asked for.
     """
     if not (folder / MODULES).exists():
@@ -165,8 +169,7 @@ def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
     pairs = tuple((plane(keys), plane(values)) for keys, values in planes)
     model.layout = Layout(pairs, windows, context, hard, probe)
     model.config = Settings(about["entries"], about["own"])
-    model.generation_config = GenerationConfig.from_pretrained(folder)
-    model.dtype, model._make = dtype, make
+    model.generation_config, model.dtype, model._make = generation, dtype, make
     return model
 
 

@@ -116,10 +116,11 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
         return ApiError(400, "The body is not valid JSON: send a JSON object.")
     if kind == "string_unicode" and not place:
         return ApiError(400, "The name of a field is not valid Unicode: leave the field out.")
-    if not place:
+    if not place and kind != "extra_forbidden":
         return ApiError(400, "The body is no JSON object: send one, with content-type application/json.")
     if kind == "extra_forbidden":
-        said = f"Unknown field {place}: this server has no such field; docs/serving.md lists those that it has."
+        shown = place if place.strip() else repr(place)
+        said = f"Unknown field {shown}: this server has no such field; docs/serving.md lists those that it has."
     elif kind == "missing":
         said = f"{place} is missing: it must be given."
     else:

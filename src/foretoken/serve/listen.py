@@ -16,11 +16,10 @@ def bound(host: str, port: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
-    except OSError as error:
+    except (OSError, TypeError) as error:  # the latter for a name that no network has
         made.close()
-        raise ForetokenError(
-            f"Cannot listen on {host} port {port}: {error.strerror or error}. Choose another --host or --port."
-        ) from error
+        why = getattr(error, "strerror", None) or error
+        raise ForetokenError(f"Cannot listen on {host} port {port}: {why}. Choose another --host or --port.") from error
     return made
 
 

@@ -94,7 +94,8 @@ class Trace:
         text.num_steps += 1
         text.num_drafted += tree.num_drafted
         text.num_accepted += min(len(path) - 1, sequence.num_left)
-        if self._steps < MOST_STEPS and self._nodes + len(tree) <= MOST_NODES:
+        whole = len(text.steps) == text.num_steps - 1  # no step was left out, since the page shows those from the first
+        if whole and self._steps < MOST_STEPS and self._nodes + len(tree) <= MOST_NODES:
             self._steps += 1
             self._nodes += len(tree)
             text.steps.append(_step(sequence, tree, scores, path, token))
