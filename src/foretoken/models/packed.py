@@ -87,7 +87,7 @@ def _skeleton(source: Path, folder: Path, weights: Weights) -> Skeleton | None:
             write_skeleton(own, modules, model, layout(model))
 
     own = kept(source, [source], f"skeletons/{version('transformers')}", write)
-    found = None if own is None else read_skeleton(own, kept_generation(folder), without_weights)
+    found = None if own is None else read_skeleton(own, GenerationConfig.from_pretrained(folder), without_weights)
     if found is not None:
         found.config.name_or_path = str(folder)
     return found
@@ -108,20 +108,15 @@ def _dtype(weights: Weights) -> torch.dtype:
 def kept_weights(folder: Path) -> Weights:
     """Return the weights in a `folder` from `catalogue.kept`, as views of the mapped file."""
     with safe_open(folder / WEIGHTS, "pt") as file:
-        kinds = file.metadata()
-        return {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
+        names, kinds = file.keys(), file.metadata()
+        return {name: (file.get_tensor(name), kinds.get(name, "")) for name in names}
 
 
 def kept_configs(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
     """Return the configurations, of model and generation, in a `folder` from `catalogue.kept`."""
     from transformers import AutoConfig  # takes a second
 
-    return AutoConfig.from_pretrained(folder), kept_generation(folder)
-
-
-def kept_generation(folder: Path) -> GenerationConfig:
-    """Return the generation configuration in a `folder` from `catalogue.kept`."""
-    return GenerationConfig.from_pretrained(folder)
+    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
 
 
 def filled(model: M, weights: Weights) -> M:

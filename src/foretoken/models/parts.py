@@ -11,7 +11,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PanelLinear
-from foretoken.models.rotary import Rotary, usual
+from foretoken.models.rotary import Rotary, rotary_of, usual
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,10 @@ def parts(lm: CausalLM) -> TargetParts:
             "ones: draft heads need them equal."
         )
     dim = getattr(config, "head_dim", None) or hidden // heads
-    rotary = getattr(model.base_model, "rotary_emb", None)
+    rotary: Any = getattr(model.base_model, "rotary_emb", None)
     inv_freq = getattr(rotary, "inv_freq", None)
-    if inv_freq is None or 2 * len(inv_freq) != dim:
-        turned = usual(dim, lm.device)
-    else:
-        turned = Rotary(inv_freq.float(), float(getattr(rotary, "attention_scaling", 1.0)))
+    fits = inv_freq is not None and 2 * len(inv_freq) == dim
+    turned = rotary_of(rotary) if fits else usual(dim, lm.device)
     names = ("intermediate_size", "ffn_dim", "n_inner")
     inner = next((n for n in (getattr(config, name, None) for name in names) if n), 4 * hidden)
     return TargetParts(

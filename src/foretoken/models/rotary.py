@@ -44,12 +44,12 @@ class Rotary:
 def rotary_of(module: nn.Module, kind: str | None = None) -> Rotary:
     """Return the rotary positions that a module of transformers computes, if they do not depend on the text's length.
 
-    module: the module, which has buffers of frequencies.
+    module: the module, which has frequencies; where it has no factor of cosines and sines, that is 1.
     kind: the name of the kind of layers, for a module that has frequencies for each kind.
     """
     of_kind = "" if hasattr(module, "inv_freq") else f"{kind}_"
-    scale = getattr(module, f"{of_kind}attention_scaling")
-    return Rotary(module.get_buffer(f"{of_kind}inv_freq").float(), float(scale))
+    scale = getattr(module, f"{of_kind}attention_scaling", 1.0)
+    return Rotary(getattr(module, f"{of_kind}inv_freq").float(), float(scale))
 
 
 def usual(dim: int, device: torch.device) -> Rotary:
