@@ -1,6 +1,7 @@
 # demo: the answer of a chat model, and its speed.  test: the fast suite, test-long: the rest of what CI runs.  lint: ruff, pyright, layers.  paper: a PDF.
 PYTHON ?= python3
 BIN := .venv/bin
+export PYTHONDONTWRITEBYTECODE :=# the tests start the command many times: let it keep its bytecode
 
 .PHONY: demo test test-long test-gpu site lint lint-style lint-types lint-layers bench audit paper clean
 

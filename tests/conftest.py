@@ -1,6 +1,7 @@
 """Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares: in each
 test at its first calls and at some of the others, with --every-call at all of them."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -52,6 +53,11 @@ def locks() -> tempfile.TemporaryDirectory:
 def pytest_configure_node(node: Any) -> None:
     """node: a process that pytest-xdist is about to start."""
     node.workerinput["locks"] = locks().name
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what was imported stays, so that no collection need go through it
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -271,6 +271,20 @@ def test_after_an_interrupted_answer_the_next_message_is_answered(run, engine, m
     assert out == f"{first}\n{second}\n"
 
 
+@pytest.mark.usefixtures("interruptible")
+def test_an_answer_that_is_interrupted_before_it_begins_leaves_the_message_out(run, monkeypatch, tmp_path):
+    def interrupted(self, *arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        yield
+
+    monkeypatch.setattr(foretoken.Engine, "stream", interrupted)
+    code, _, err = talk(run, ["hi", f"/save {tmp_path / 'said.json'}"])
+    assert code == 0
+    assert "the conversation goes on without this message" in err
+    assert "There is no message yet that could be saved" in err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.long
 def test_an_interrupted_program_goes_on(models, tmp_path):
     file = tmp_path / "said.json"

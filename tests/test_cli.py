@@ -43,6 +43,8 @@ def test_without_a_drafter_nothing_is_said_of_drafts(run):
     assert "plain decoding: no drafter" in err
     for word in ("acceptance", "chain", "block"):
         assert word not in err
+    record = json.loads(run("generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none", "--json")[1])
+    assert (record["drafter"], record["tree"], record["verifier"]) == ("none", "plain", None)
 
 
 def test_json_is_one_object_with_the_promised_fields(run, monkeypatch):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import foretoken
 from engines import demo_engine
+from foretoken import build
 from foretoken.cli.options import demo_folder
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -32,7 +33,7 @@ from foretoken.heads.serial import SerialRows
 from foretoken.kernel import chain
 from foretoken.models import static
 from foretoken.models.fused_rows import FusedRows
-from foretoken.models.load import load_frozen
+from foretoken.models.load import load_frozen, load_model
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
 from recording import Replayed
@@ -52,6 +53,9 @@ ROWS = {
     **dict.fromkeys(EAGLE3, SerialRows),
 }
 FOLDER = tempfile.TemporaryDirectory()
+
+
+load_once = cache(load_model)
 
 
 @cache
@@ -175,6 +179,7 @@ def recorded(request, recording: None, monkeypatch) -> str:
         forward.on_gpu = forward.compiling = True
         return forward
 
+    monkeypatch.setattr(build, "load_model", load_once)
     monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
     monkeypatch.setattr(heads_lm, "eagle_kernel", on_gpu)
     return request.param

@@ -54,7 +54,8 @@ from serving import CHAT, COMPLETION, USER
         ({"stop": ""}, "stop", "at least 1 character"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
-        ({"speculation": "on"}, "speculation", "'off'"),
+        ({"speculation": "on"}, "speculation", "'off' or a valid integer"),
+        ({"speculation": ["off"]}, "speculation", "'off' or a valid integer"),
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
@@ -72,6 +73,7 @@ from serving import CHAT, COMPLETION, USER
         ),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "leave out either"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
+        ({"structured_outputs": {"choice": ["a", "\ud800"]}}, "structured_outputs", "Choice 2 is not valid Unicode"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "2 fields"),
     ],
 )

@@ -17,6 +17,7 @@ import pytest
 
 import foretoken
 import serving
+from foretoken.core.errors import ForetokenError
 from foretoken.serve.batch import Batch
 from foretoken.serve.listen import bound
 from foretoken.serve.owner import Owner
@@ -165,6 +166,13 @@ def test_a_host_that_no_network_has_is_refused(run):
     code, _, err = run("serve", "--host", "é..x")
     assert code == 2
     assert err.startswith("foretoken: Cannot listen on é..x port ")
+
+
+def test_a_port_that_another_server_took_during_the_load_is_told(engine):
+    with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:  # as if both loaded a model now
+        first.listen()
+        with pytest.raises(ForetokenError, match=r"^Cannot listen on 127\.0\.0\.1 port \d+: .* Choose another"):
+            serve(engine, Settings(), second, Owner())
 
 
 def test_a_port_that_is_taken_is_told_at_once(run):

@@ -83,7 +83,7 @@ def test_roles_and_names(server, engine):
         ({"tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
         ({"tools": [tool(name="a b")]}, "tools.0.function.name", "pattern"),
         ({"tools": [tool(name="x" * 65)]}, "tools.0.function.name", "pattern"),
-        ({"tools": [tool(parameters="x")]}, "tools.0.function.parameters", "a valid dictionary"),
+        ({"tools": [tool(parameters="x")]}, "tools.0.function.parameters", "an object"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters", "schema of an object"),
         ({"tools": [tool(strict="yes")]}, "tools.0.function.strict", "a valid boolean"),
         ({"tools": [tool(returns={})]}, "tools.0.function.returns", "Unknown field"),

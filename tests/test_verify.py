@@ -115,6 +115,7 @@ def test_rows_that_are_no_numbers_are_not_exact(law: Law) -> None:
     assert not exact.measure(NoNumbers(), law, PAIRS).exact
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rule", "law"), ACCEPTED, ids=name)
 def test_rows_are_distributions_of_p_dtype(rule: Verifier, law: Law, dtype: torch.dtype) -> None:

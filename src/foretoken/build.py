@@ -237,9 +237,10 @@ def load(
         check_profile(tuned, profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)
     engine = Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), recipe, source, max_batch)
-    if tuned is not None and method == FIXED and not named and tuned.tree == PLAIN:
+    best_plain = tuned is not None and method == FIXED and not named and tuned.tree == PLAIN
+    if best_plain or isinstance(proposing, NoDrafter):
         return plain(engine)
-    if method != AUTO or isinstance(proposing, NoDrafter):
+    if method != AUTO:
         return engine
     return _controlled(engine, policy, tuned)
 

@@ -17,7 +17,6 @@ from foretoken.core.limits import check_choice, check_counts, check_seed, check_
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
-from foretoken.core.sequence import Origin
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter, Observer
 from foretoken.draft.source import Source
@@ -91,7 +90,7 @@ class Chunk:
     index: int
     text: str
     token_ids: list[int]
-    origins: tuple[Origin, ...]
+    origins: tuple[core.Origin, ...]
     finish_reason: FinishReason | None
     stats: Stats
 
@@ -159,9 +158,14 @@ class Engine:
 
     @property
     def tree(self) -> str:
-        """The name of the tree that is drafted; under method auto "auto, at most " and the name."""
+        """The name of the tree that is drafted; under method auto "auto, at most " and the name; PLAIN if none is."""
         automatic = self.recipe.method == AUTO and not isinstance(self.drafter, NoDrafter)
         return f"auto, at most {self.recipe.tree}" if automatic else self.recipe.tree
+
+    @property
+    def rule(self) -> str | None:
+        """The name of the verifier; None where nothing is drafted."""
+        return None if isinstance(self.drafter, NoDrafter) else self.verifier.name
 
     @property
     def seeds_fix_texts(self) -> bool:

@@ -112,7 +112,7 @@ class Conversation:
             print(flush=True)
         except KeyboardInterrupt:
             print(flush=True)
-            _say("the answer was ended; the conversation goes on.")
+            _say("the answer was ended; the conversation goes on" + (" without this message." if not text else "."))
         if last is None:
             return
         self.answers.append(last.stats)
@@ -153,6 +153,8 @@ class Conversation:
                 parts = (("last answer", self.answers[-1:]), ("conversation", self.answers))
                 lines = [_stats_line(part, answers) for part, answers in parts if answers]
                 print("\n".join(lines) or "There is no answer yet.", file=sys.stderr)
+            case "/save" if not self.messages:
+                raise ForetokenError("There is no message yet that could be saved.")
             case "/save":
                 file, text = Path(rest), json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n"
                 check_file(file)

@@ -181,7 +181,7 @@ class Text:
             "drafter": engine.drafter.name,
             "vocab": engine.recipe.vocab,
             "tree": engine.tree,
-            "verifier": engine.verifier.name,
+            "verifier": engine.rule,
         }
 
 

@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from foretoken.decode import NoDrafter
 from foretoken.engine import Engine
 from foretoken.measure.clocks import Clock, Clocks, forwards_timed
 from foretoken.measure.memory import MemoryGrowth
@@ -86,7 +85,7 @@ class Foretoken:
     @property
     def verifier(self) -> str | None:
         """The name of the rule; None where nothing is drafted."""
-        return None if isinstance(self.engine.drafter, NoDrafter) else self.engine.verifier.name
+        return self.engine.rule
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         """Generate once for all prompts together, and measure it.

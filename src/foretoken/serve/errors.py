@@ -1,6 +1,7 @@
 """Errors as answers, in the form that OpenAI's clients read."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from foretoken.core.errors import ForetokenError
 
+DICTIONARY = re.compile("a valid dictionary( or instance of .*)?")  # pydantic's words for a JSON object
 KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -110,8 +112,9 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}
     place = max(places.values(), key=lambda each: each.count("."))
     fitting = [error for error in errors if places.get(id(error)) == place]
-    fitting = [error for error in fitting if not error["type"].endswith("_type")] or fitting  # the type is right
-    kind, wanted = fitting[0]["type"], dict.fromkeys(error["msg"] for error in fitting)
+    if any(error["type"] != "literal_error" and not error["type"].endswith("_type") for error in fitting):
+        fitting = [error for error in fitting if not error["type"].endswith("_type")]  # one of the types is right
+    kind, wanted = fitting[0]["type"], dict.fromkeys(DICTIONARY.sub("an object", error["msg"]) for error in fitting)
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON: send a JSON object.")
     if kind == "string_unicode" and not place:

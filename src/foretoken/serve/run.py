@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from foretoken.engine import Engine
 from foretoken.serve.app import create_app
-from foretoken.serve.listen import address
+from foretoken.serve.listen import address, listen
 from foretoken.serve.logs import log_signal, log_to_stderr
 from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
@@ -85,12 +85,15 @@ def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
 def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: Owner) -> None:
     """Serve until a signal ends it. Exits with code 1 where the thread that runs the model died.
 
+    Raises ForetokenError where another server has begun to listen on the port meanwhile.
+
     engine: the model and its drafter, with a tokenizer.
     settings: the server's options; the address in them is not used.
     listening: a bound socket.
     owner: the thread that loaded the engine, which also decodes.
     """
     app = prepared(engine, settings, owner)
+    listen(listening)
     config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
     worker: Worker = app.state.service.worker
     server = Server(config, worker, settings.drain)

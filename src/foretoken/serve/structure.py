@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+from foretoken.core.messages import check_text
 from foretoken.models.grammar import Grammar, marks_of
 from foretoken.models.text import Tokenizer
 from foretoken.serve.calls import BEGIN, BEGINS, END, MARK, CallForm
@@ -60,6 +61,8 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
     if outputs.regex is not None:
         return Grammar.regex(outputs.regex)
     if outputs.choice is not None:
+        for number, text in enumerate(outputs.choice, start=1):
+            check_text(text, f"Choice {number}")
         return Grammar.regex("|".join(map(re.escape, outputs.choice)))
     return Grammar.json_object() if outputs.grammar is None else Grammar.lark(outputs.grammar)
 

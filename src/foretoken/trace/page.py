@@ -56,7 +56,7 @@ def record(trace: "Trace") -> dict[str, Any]:
             "target": engine.target.name,
             "drafter": engine.drafter.name,
             "tree": engine.tree,
-            "verifier": engine.verifier.name,
+            "verifier": engine.rule,
         },
         "texts": [_text(text, engine, label) for text in trace.texts],
     }
