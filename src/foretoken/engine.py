@@ -158,7 +158,7 @@ class Engine:
 
     @property
     def tree(self) -> str:
-        """The name of the tree that is drafted; under method auto "auto, at most " and the name; PLAIN if none is."""
+        """The name of the tree that is drafted, or "plain"; under method auto "auto, at most " and the name."""
         automatic = self.recipe.method == AUTO and not isinstance(self.drafter, NoDrafter)
         return f"auto, at most {self.recipe.tree}" if automatic else self.recipe.tree
 
