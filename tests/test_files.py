@@ -5,9 +5,7 @@ import os
 from pathlib import Path
 from threading import Thread
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, check_file, check_folder, write
@@ -29,13 +27,6 @@ def test_a_failed_or_interrupted_write_leaves_what_was_there_and_nothing_else(tm
     with pytest.raises(KeyboardInterrupt):
         write(path, interrupted)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("f", "old")]
-
-
-def test_others_may_read_what_is_written_as_they_may_read_any_new_file(tmp_path):
-    usual = tmp_path / "usual"
-    usual.touch()
-    write(tmp_path / "f", lambda path: save_file({"x": np.zeros(1)}, path))
-    assert (tmp_path / "f").stat().st_mode == usual.stat().st_mode
 
 
 def interrupted(path: Path) -> None:

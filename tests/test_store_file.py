@@ -75,6 +75,14 @@ def test_a_store_is_written_now_and_then(tmp_path, monkeypatch):
     assert read(str(tmp_path / "store"), 100).tolist() == [1, 2, 3, -1, 4, 5, -1]
 
 
+def test_others_may_read_a_store_as_they_may_read_any_new_file(tmp_path):
+    store = KeptStore(str(tmp_path / "store"), 100)
+    store.add([1, 2, 3])
+    store.save()
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "store").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
 def test_a_file_that_cannot_be_written_is_one_warning_and_the_texts_stay(tmp_path):
     (tmp_path / "gone").mkdir()
     store = KeptStore(str(tmp_path / "gone" / "store"), 100)
@@ -88,13 +96,13 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_the_texts_stay(tmp_pat
 
 def test_threads_that_save_at_once_wait_for_each_other(tmp_path, monkeypatch):
     """Each writes the file under its temporary name, so that the other one's would be taken away."""
-    begin, write = Barrier(2), store_file.save_file
+    begin, replace = Barrier(2), Path.replace
 
-    def slow(*arguments) -> None:
-        write(*arguments)
+    def slow(*arguments) -> Path:
         time.sleep(0.2)
+        return replace(*arguments)
 
-    monkeypatch.setattr(store_file, "save_file", slow)
+    monkeypatch.setattr(Path, "replace", slow)
     store = KeptStore(str(tmp_path / "store"), 100)
 
     def add(first: int) -> None:

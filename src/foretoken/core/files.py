@@ -6,8 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from safetensors import SafetensorError
-
 from foretoken.core.errors import ForetokenError
 
 
@@ -24,12 +22,9 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
         if _is_device(path):
             how(path)
         else:
-            temporary.touch()
-            mode = temporary.stat().st_mode  # that of any new file of this user; safetensors makes private ones
             how(temporary)
-            temporary.chmod(mode)
             temporary.replace(path)
-    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
     finally:
         with suppress(OSError):

@@ -9,7 +9,7 @@ from threading import Lock
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
@@ -54,7 +54,7 @@ class KeptStore(Store):
         with self._saving:
             self._written = time.monotonic()
             try:
-                write(self._path, lambda file: save_file({"tokens": self.tokens()}, file, about))
+                write(self._path, lambda file: file.write_bytes(save({"tokens": self.tokens()}, about)))
             except ForetokenError as error:
                 warnings.warn(str(error), StoreFileWarning, stacklevel=2)
 

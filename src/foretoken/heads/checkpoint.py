@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
@@ -219,7 +219,7 @@ def save_head(head: PublishedHead, folder: str | Path, dtype: torch.dtype = torc
         "target": _origin(head.target),
     }
     content = json.dumps(config | head.config(), indent=2) + "\n"
-    write(folder / head.file, lambda path: save_file(weights, path))
+    write(folder / head.file, lambda path: path.write_bytes(save(weights)))
     write(folder / "config.json", lambda path: path.write_text(content))
 
 

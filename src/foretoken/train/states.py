@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
@@ -85,7 +85,7 @@ class StateCache:
         for layer, of_layer in zip(layers, states.chunk(len(layers), -1), strict=True):
             path, values = self._path(layer, name), {"states": of_layer.to(self.lm.dtype).cpu().contiguous()}
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, lambda temporary, values=values: save_file(values, temporary))
+            write(path, lambda temporary, values=values: temporary.write_bytes(save(values)))
 
     def _read(self, layer: int, name: str) -> Float[Tensor, "t d"]:
         path = self._path(layer, name)
