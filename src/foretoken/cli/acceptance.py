@@ -73,7 +73,7 @@ def acceptance(
             check_children(verifier_named(name), children)
     options.quiet()
     source, drafter = options.resolve_models(models.target, models.drafter)
-    pair = load_pair(source, drafter, verifier="rrsw", device=models.device, dtype=models.dtype)
+    pair = load_pair(source, drafter, device=models.device, dtype=models.dtype)
     options.spare_threads(pair.num_params)
     lm = pair.engine.target.lm
     ids = encoded(pair.engine, texts, max_new_tokens)
