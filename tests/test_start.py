@@ -284,6 +284,12 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
     assert (done.returncode, done.stderr) == (2, "foretoken: Cannot write the output: No space left on device.\n")
 
 
+def test_an_interrupt_during_imports_ends_quietly(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # in the place of the first library that is imported
+    done = foretoken_run(f"PYTHONPATH={tmp_path} FORETOKEN --help")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_what_a_library_cannot_find_is_not_called_output() -> None:
     """Such an error has no number: nothing failed to be written."""
     code = "from foretoken.cli.main import _streams\nwith _streams(): raise FileNotFoundError('no library llama.')"

@@ -1,6 +1,17 @@
-"""The command line, as `python -m foretoken`."""
+"""The command line: `foretoken`, and `python -m foretoken`."""
 
-from foretoken.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process; an interrupt ends it with exit code 130, while it is imported as well."""
+    try:
+        from foretoken.cli.main import main as run  # takes a part of a second
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()
