@@ -109,7 +109,6 @@ def test_rules_that_do_not_take_so_many_children_are_refused(
     assert run(*arguments, "--temperature", 0)[0] == 130
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("drafter", ["ngram", "none"])
 def test_a_drafter_without_a_distribution_is_named(run, tmp_path: Path, drafter: str) -> None:
     code, _, err = run("bench", "acceptance", "--drafter", drafter, "--prompts", 2, "--out", tmp_path / "made")
@@ -117,6 +116,7 @@ def test_a_drafter_without_a_distribution_is_named(run, tmp_path: Path, drafter:
     assert f"Drafter {drafter} has no distribution to draw from" in err
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_file_of_something_else_is_refused(run, tmp_path: Path) -> None:
     arguments = ("bench", "acceptance", *SMALL, "--verifier", "rrsw", "--temperature", 1, "--out", tmp_path)
     assert run(*arguments)[0] == 0

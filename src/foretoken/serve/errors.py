@@ -112,8 +112,9 @@ def invalid(errors: Sequence[Any], body: Any) -> ApiError:
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}
     place = max(places.values(), key=lambda each: each.count("."))
     fitting = [error for error in errors if places.get(id(error)) == place]
-    if any(error["type"] != "literal_error" and not error["type"].endswith("_type") for error in fitting):
-        fitting = [error for error in fitting if not error["type"].endswith("_type")]  # one of the types is right
+    typed = [error for error in fitting if not error["type"].endswith("_type")]
+    if any(error["type"] != "literal_error" for error in typed):
+        fitting = typed  # one of the types is right
     kind, wanted = fitting[0]["type"], dict.fromkeys(DICTIONARY.sub("an object", error["msg"]) for error in fitting)
     if kind == "json_invalid":
         return ApiError(400, "The body is not valid JSON: send a JSON object.")

@@ -1,8 +1,6 @@
 """The socket of a server, bound before a model is loaded, so that a port that is taken is reported at once."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from foretoken.core.errors import ForetokenError
 
@@ -17,11 +15,10 @@ def bound(host: str, port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        with _refusing(host, port):
-            made.bind((host, port))
-    except ForetokenError:
+        made.bind((host, port))
+    except (OSError, TypeError) as error:  # the latter for a name that no network has
         made.close()
-        raise
+        raise _refusal(host, port, error) from error
     return made
 
 
@@ -32,8 +29,10 @@ def listen(made: socket.socket) -> None:
     Raises ForetokenError where another server, which was bound to its port too, listens already.
     """
     host, port = made.getsockname()[:2]
-    with _refusing(host, port):
+    try:
         made.listen()
+    except OSError as error:
+        raise _refusal(host, port, error) from error
 
 
 def address(listening: socket.socket) -> str:
@@ -42,14 +41,7 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-@contextmanager
-def _refusing(host: str, port: int) -> Iterator[None]:
-    """Turn errors of the system, or a TypeError for a name that no network has, into a ForetokenError.
-
-    host, port: the address, for the error's sentence.
-    """
-    try:
-        yield
-    except (OSError, TypeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ForetokenError(f"Cannot listen on {host} port {port}: {why}. Choose another --host or --port.") from error
+def _refusal(host: str, port: int, error: Exception) -> ForetokenError:
+    """Return what is said where the system refuses an address; host, port: the address. error: why it does."""
+    why = getattr(error, "strerror", None) or error
+    return ForetokenError(f"Cannot listen on {host} port {port}: {why}. Choose another --host or --port.")
