@@ -11,16 +11,21 @@ from torch import Tensor
 
 from foretoken.audit import decoding
 from foretoken.audit.branching import outcomes
+from foretoken.audit.decoding import Ids
 from foretoken.build import load
 from foretoken.core.draws import inverse_cdf
+from foretoken.core.interfaces import Drafter, Target
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
+from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import draw
+from foretoken.decode import Decoder
 from foretoken.engine import Engine
 from models_zoo import tiny
+from rates import summed
 
 
 def tiny_engine(**settings: object) -> Engine:
@@ -40,6 +45,33 @@ def off_target(case: decoding.Decoding) -> tuple[float, float]:
     law, accepted = decoding.enumerate_law(case)
     assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
     return decoding.deviation(law, decoding.own_law(case)), accepted
+
+
+def decodings(
+    make: Callable[[], Drafter],
+    target: Target,
+    verifier: Verifier,
+    num_tokens: int,
+    prompt: Ids = (0, 1),
+    sampling: Sampling = Sampling(),  # noqa: B008
+    eos_ids: frozenset[int] = frozenset(),
+    most_steps: int = 64,
+) -> dict[tuple[Ids, tuple[tuple[Ids, Ids], ...]], float]:
+    """{(new ids, (tokens of the tree, accepted nodes) of every step): probability}; whole decodings, each by a fresh
+    decoder with a drafter of its own."""
+
+    def run(rng: Random) -> tuple[Ids, tuple[tuple[Ids, Ids], ...]]:
+        steps = []
+        decoder = Decoder(
+            target, make(), verifier, 1, 64, lambda seq, tree, score, path, token: steps.append((tree.tokens, path))
+        )
+        sequence = Sequence(list(prompt), sampling, rng, num_tokens, eos_ids)
+        decoder.join(sequence)
+        while decoder.sequences and len(steps) < most_steps:
+            decoder.step()
+        return tuple(sequence.ids[len(prompt) :]), tuple(steps)
+
+    return summed(outcomes(run))
 
 
 def trees(

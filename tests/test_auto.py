@@ -12,17 +12,17 @@ import torch
 import foretoken
 import tiny
 import tiny_tables
-from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
 from foretoken.audit.table import TableRows
 from foretoken.audit.wrong import PeekingDrafter
+from foretoken.cli.options import demo_folder
 from foretoken.core.interfaces import Drafter, FeatureDrafter, LearningSession
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import opaque_tree
-from foretoken.decode import Decoder, NoDrafter
+from foretoken.decode import NoDrafter
 from foretoken.draft.auto import AutoDrafter, AutoSession, _surprise, auto_drafter
 from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
@@ -33,6 +33,8 @@ from foretoken.recipe import KINDS
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.source import TranslatedSource
+from rates import summed
+from tables import decodings
 from test_controller import EXTRA
 
 # Losslessness, enumerated: a text's depths depend on what was accepted before, and its law is the target's own.
@@ -66,22 +68,9 @@ def experienced() -> Experience:
 
 def enumerated(drafter, target, verifier, num_tokens: int, prompt=(0, 1)) -> tuple[dict, set]:
     """({ids: probability}, the tuples of tree sizes that occurred), whole decodings of a fresh decoder each."""
-    law, sizes = defaultdict(float), set()
-
-    def run(rng):
-        decoder = Decoder(target, drafter(), verifier, 1, 64)
-        decoder._guard = lambda call, *args: call(*args)  # a drafter that fails fails here
-        sequence = Sequence(list(prompt), Sampling(), rng, num_tokens)
-        decoder.join(sequence)
-        drafted = []
-        while decoder.sequences:
-            drafted += [step.num_drafted for _, step in decoder.step()]
-        return tuple(sequence.ids[len(prompt) :]), tuple(drafted)
-
-    for (ids, drafted), prob in outcomes(run):
-        law[ids] += prob
-        sizes.add(drafted)
-    return dict(law), sizes
+    whole = decodings(drafter, target, verifier, num_tokens, prompt)
+    law = summed((ids, prob) for (ids, _), prob in whole.items())
+    return law, {tuple(len(tokens) - 1 for tokens, _ in steps) for _, steps in whole}
 
 
 CASES = [
@@ -345,20 +334,25 @@ def test_the_surprise_of_a_draft_is_that_of_all_its_tokens_that_were_tried():
     assert _surprise(wide, 0) == pytest.approx(-math.log(0.7))
 
 
+DRAFTER = str(demo_folder() / "drafter-1k")
+
+
 @pytest.mark.parametrize(
     ("options", "fixed"),
     [
         ({"drafter": "ngram"}, True),
         ({"drafter": "self"}, False),
         ({"drafter": "self", "method": "fixed"}, True),
-        ({"drafter": "models/drafter-1k", "vocab": "slem"}, True),
-        ({"drafter": "models/drafter-1k", "vocab": "slem", "law": "iid"}, False),
-        ({"drafter": "models/drafter-1k", "vocab": "union"}, False),
+        ({"drafter": DRAFTER, "vocab": "slem"}, True),
+        ({"drafter": DRAFTER, "vocab": "slem", "law": "iid"}, False),
+        ({"drafter": DRAFTER, "vocab": "union"}, False),
     ],
 )
 def test_where_a_seed_fixes_the_text_although_times_decide_what_is_drafted(options: dict, fixed: bool) -> None:
     """Draft tokens must be matched exactly, and be drafted without the text's random numbers."""
-    engine = foretoken.load("models/target", **{"method": "auto", "device": "cpu", "dtype": "float32"} | options)
+    engine = foretoken.load(
+        demo_folder() / "target", **{"method": "auto", "device": "cpu", "dtype": "float32"} | options
+    )
     assert engine.seeds_fix_texts is fixed
     settings = {"max_new_tokens": 24, "temperature": 1.0, "seed": 5}
     texts = {engine.generate("def main(", **settings).text for _ in range(3)}

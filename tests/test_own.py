@@ -30,7 +30,6 @@ from foretoken.models.target import LMTargetSession
 from models_zoo import tiny
 from tiny import tokenizer
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 TREES = ("chain:4", "kary:2x3", "delayed:2+2x2", "budget:8", "dynamic:8")
 WIDE = (AGAIN + 9) * COLUMNS - 7  # tokens, of which the drafter has some in 4 bits alone

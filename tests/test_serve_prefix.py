@@ -18,7 +18,6 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.lm import LMDraftSession
-from foretoken.engine import Engine
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
@@ -41,17 +40,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     torch.manual_seed(0)
     save_head(new_head("eagle", parts(CausalLM(target))), root / "eagle")
     return saved(target, root) | {"eagle": str(root / "eagle")}
-
-
-@pytest.fixture(scope="module")
-def byte_pair():
-    return tiny.llama(0, vocab=len(zoo.byte_level()), context=1024), tiny.llama(1, vocab=257, context=1024)
-
-
-def load_bytes(pair, **options) -> Engine:
-    tokenizers = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": zoo.byte_only()}
-    engine = foretoken.load(pair[0], drafter=pair[1], device="cpu", **tokenizers, **options)
-    return replace(engine, eos_ids=frozenset())
 
 
 def ids(seed: int, length: int) -> list[int]:
@@ -228,10 +216,11 @@ def test_a_block_that_another_text_put_is_taken(folders):
 
 
 @pytest.mark.parametrize("vocab", ["tli", "slem", "slrs", "auto"])
-def test_drafters_with_another_vocabulary_read_for_themselves(byte_pair, vocab):
+def test_drafters_with_another_vocabulary_read_for_themselves(vocab):
     """Nothing of theirs is kept; prompts of several blocks and long texts come out as the engine's."""
     method = "auto" if vocab == "auto" else "fixed"
-    engine = load_bytes(byte_pair, vocab=vocab, tree=None if vocab == "auto" else "chain:3", method=method)
+    engine = zoo.load_bytes(vocab=vocab, tree=None if vocab == "auto" else "chain:3", method=method)
+    engine = replace(engine, eos_ids=frozenset())
     worker = Worker(engine, max_batch=2)
     prompts = [[5 + i % 90 for i in range(length)] for length in (20, 150, 150)]
     listeners = [asked(worker, job(engine, prompt, 0, 60, temperature=0.0)) for prompt in prompts]

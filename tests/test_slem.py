@@ -10,6 +10,7 @@ import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
 from benchmarks.overlap import longest_overlap
+from foretoken.cli.options import demo_folder
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -159,31 +160,23 @@ def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():
     assert over.firsts == grown.firsts
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return tiny.llama(0, vocab=len(zoo.byte_level())), tiny.llama(1, vocab=257)
-
-
-def load(pair, **options):
-    both = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": zoo.byte_only()}
-    settings = {**both, "vocab": "slem", "tree": "kary:2x3", "device": "cpu", **options}
-    return foretoken.load(pair[0], drafter=pair[1], **settings)
+def load(**options):
+    return zoo.load_bytes(**{"vocab": "slem", "tree": "kary:2x3", **options})
 
 
 def decoder_of(engine, slots):
     sequence = Sequence([5, 6, 7], Sampling(), seeded(0), 30)
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, slots)
-    decoder._guard = lambda call, *args: call(*args)
     decoder.join(sequence)
     return decoder, sequence
 
 
 @pytest.mark.parametrize("merges", [[], zoo.MERGES[:5]])
-def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
+def test_the_drafters_cache_holds_its_context_at_every_step(merges):
     """Its scores after many steps are those of a fresh read of the same ids."""
     drafter = zoo.byte_level(merges)
     model = tiny.llama(1, vocab=len(drafter))
-    engine = load((pair[0], model), drafter_tokenizer=drafter, tree="chain:3", law="opaque")
+    engine = load(drafter=model, drafter_tokenizer=drafter, tree="chain:3", law="opaque")
     decoder, sequence = decoder_of(engine, 40)
     lm = CausalLM(model)
     for _ in range(12):
@@ -208,7 +201,7 @@ def test_the_drafters_cache_holds_its_context_at_every_step(pair, merges):
 def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
     """The same tokenizer and model on both sides: at temperature 0 what it writes is what it would have written."""
     model = tiny.llama(0, vocab=257)
-    engine = load((model, tiny.llama(0, vocab=257)), tokenizer=zoo.byte_only(), tree="chain:4")
+    engine = load(target=model, drafter=tiny.llama(0, vocab=257), tokenizer=zoo.byte_only(), tree="chain:4")
     ascii_only = {i: -1e9 for i in range(257) if not 32 <= (vocabulary(zoo.byte_only()).tokens[i] or b"\0")[0] < 127}
     with torch.no_grad():
         for m in (model, engine.drafter.lm.model):
@@ -220,13 +213,13 @@ def test_a_target_drafting_for_itself_by_strings_is_mostly_accepted():
     assert result.stats.block_efficiency > 3
 
 
-def test_auto_takes_what_is_advised(pair):
-    assert isinstance(load(pair, vocab="auto").drafter, LMDrafter)  # 257 of 266 tokens are common
+def test_auto_takes_what_is_advised():
+    assert isinstance(load(vocab="auto").drafter, LMDrafter)  # 257 of 266 tokens are common
     assert compare(tables.TARGET, tables.CONTAINED).method == "slem"  # 3 of 4
     with pytest.raises(foretoken.ForetokenError, match="exact-match"):
-        load(pair, verifier="rrsw")
-    assert isinstance(load(pair).verifier, type(VERIFIERS["exact-match"]))
-    assert isinstance(load(pair).drafter, SLEMDrafter)
+        load(verifier="rrsw")
+    assert isinstance(load().verifier, type(VERIFIERS["exact-match"]))
+    assert isinstance(load().drafter, SLEMDrafter)
 
 
 def test_rows_can_be_cut():
@@ -249,8 +242,9 @@ def test_rows_can_be_cut():
 
 def test_texts_of_more_drafter_tokens_than_were_foreseen():
     """The drafter opens a larger cache, which is empty: it reads the texts again, and drafts as with enough room."""
+    models = demo_folder()
     engine = foretoken.load(
-        "models/target", drafter="models/drafter-bytes", vocab="slem", tree="chain:3", dtype="float32"
+        models / "target", drafter=models / "drafter-bytes", vocab="slem", tree="chain:3", dtype="float32"
     )
     texts = ["def main(argument):\n    return", "import os\n" * 12]
     sequences = [Sequence(engine.encode(text), Sampling(temperature=0.0), seeded(0), 40) for text in texts]

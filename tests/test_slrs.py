@@ -29,17 +29,17 @@ from foretoken.vocab.price import Price
 from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
+from models_zoo import path_to
 from raising import raising
 from rates import summed
 
 RULE = VERIFIERS["string-rejection"]
 # "ab" is no token, so that a draft that has "a" stays open at "ab".
 LONG = zoo.letters([zoo.EOS, "a", "b", "aba"])
-WIDER = zoo.letters(["a", "c", "b", zoo.EOS])  # "c" is not the target's
 PAIRS = {
     "apart": (tables.DRAFTER, tables.TARGET),
     "contained": (tables.CONTAINED, tables.TARGET),
-    "wider": (WIDER, tables.CONTAINED),
+    "wider": (tables.WIDER_LETTERS, tables.CONTAINED),
     "disjoint": (tables.APART, tables.TARGET),
     "long": (tables.DRAFTER, LONG),
     "containing": (LONG, tables.CONTAINED),
@@ -204,18 +204,7 @@ def test_a_target_drafting_for_itself_is_accepted():
         assert result.stats.block_efficiency > 4
 
 
-def decoder_of(engine, batch, slots=80):
-    decoder = foretoken.decode.Decoder(engine.target, engine.drafter, engine.verifier, batch, slots)
-    decoder._guard = lambda call, *args: call(*args)
-    return decoder
-
-
 PROMPTS = ["  two\n\n lines", "é 日本", "<|end|>", [0]]
-DRAFTERS = {
-    "bytes": zoo.byte_only,
-    "few": lambda: zoo.byte_level(zoo.MERGES[:5]),
-    "sentencepiece": zoo.sentencepiece_bpe,
-}
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +213,7 @@ def target():
 
 
 def load(target, name, **options):
-    tokenizer = DRAFTERS[name]()
+    tokenizer = zoo.DRAFTERS[name]()
     return foretoken.load(
         target,
         drafter=tiny.llama(1, vocab=len(tokenizer)),
@@ -237,12 +226,12 @@ def load(target, name, **options):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", zoo.DRAFTERS)
 def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, temperature, monkeypatch):
     """Also where a sequence leaves, and where there was too little room at first."""
     monkeypatch.setattr(slrs, "CHAIN", 3)
     engine = load(target, name)
-    decoder = decoder_of(engine, 3)
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 3, 80)
     decoder.drafter = SLRSSession(engine.drafter, 3, 8)
     vocab = engine.drafter.translation.source
     for i, text in enumerate((b" the hello ther", "é 日本".encode(), b"x")):
@@ -258,11 +247,7 @@ def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, nam
                     total = sum(map(record.psi, range(0, decoder.drafter.drafter.vocab_size, 17)))
                     assert total < 1 + 1e-9
             for node in range(0, len(row.trie.q), 6):
-                path, at = [], node
-                while at >= 0:
-                    path.append(row.trie.tokens[at])
-                    at = row.trie.parents[at]
-                ids = [*row.committed, *path[::-1]]
+                ids = [*row.committed, *(row.trie.tokens[at] for at in path_to(row.trie.parents, node))]
                 fresh = lm.open(1, 400)
                 fresh.join()
                 (want,) = fresh.score([ids], [range(-1, len(ids) - 1)])
@@ -284,7 +269,7 @@ def test_what_does_not_fit_is_told(target):
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_drafter_that_fails_in_the_middle_of_a_walk_costs_no_text(target, monkeypatch):
-    engine = load(target, next(iter(DRAFTERS)))
+    engine = load(target, "bytes")
     monkeypatch.setattr(Price, "__call__", broken)
     with pytest.warns(DraftFailedWarning, match="no more memory") as told:
         results = engine.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=0)

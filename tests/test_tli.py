@@ -17,7 +17,6 @@ from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.tli import IntersectionLM, tli
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
-from test_slem import load as load_pair
 
 CASES = [
     ("standard", IID, static.chain(2), tables.DRAFTER),
@@ -90,23 +89,7 @@ def test_a_token_that_the_drafter_spells_with_several_is_a_chain_in_its_context(
     assert rows._ids == [[*d.encode(b"xa")]]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    """A target of 266 tokens, and a drafter whose vocabulary is contained in it; it drafts bytes well."""
-    return tiny.llama(0, vocab=len(zoo.byte_level())), tiny.llama(1, vocab=257)
-
-
-def load(pair, **options):
-    return load_pair(pair, **{"vocab": "tli", "tree": None, **options})
-
-
-def test_either_vocabulary_may_contain_the_other(pair):
-    other = pair[1], pair[0]
-    engine = load(other, tokenizer=zoo.byte_only(), drafter_tokenizer=zoo.byte_level())
-    assert len(engine.generate("the hello", max_new_tokens=12, seed=0).token_ids) == 12
-
-
-def test_what_does_not_fit_is_told(pair):
+def test_what_does_not_fit_is_told():
     with pytest.raises(ForetokenError, match=r"no token in common.*slem"):
         tli(
             TranslatedSource("tli", 0, tables.lms(tables.APART)[1], tables.translation(tables.APART)),
@@ -114,11 +97,11 @@ def test_what_does_not_fit_is_told(pair):
             IID,
         )
     with pytest.raises(ForetokenError, match="both tokenizers"):
-        foretoken.load(pair[0], drafter=pair[1], vocab="tli", device="cpu")
+        zoo.load_bytes(vocab="tli", tokenizer=None, drafter_tokenizer=None)
     with pytest.raises(ForetokenError, match="--vocab auto"):
-        load(pair, vocab=None)
+        zoo.load_bytes()
     with pytest.raises(ForetokenError, match="byte-level BPE"):
-        load(pair, drafter_tokenizer=zoo.word_level())
+        zoo.load_bytes(vocab="tli", drafter_tokenizer=zoo.word_level())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny
+from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.models.load import load_tokenizer
 from foretoken.models.text import encode
@@ -149,7 +150,7 @@ def test_conversations_have_the_form_of_the_chat_template() -> None:
 
 def test_a_token_of_both_prompt_and_text_is_learnt() -> None:
     """Else the first word of every answer would be, where a prompt ends in a space."""
-    tokenizer = load_tokenizer("models/target")
+    tokenizer = load_tokenizer(str(demo_folder() / "target"))
     (row,) = rows(
         [Record("Who is there? ", "the answer is that nobody has been there since the beginning")], tokenizer, 99
     )

@@ -98,13 +98,12 @@ def test_pieces_of_broken_text():
     assert list(utf8_pieces(b"")) == []
 
 
-FAMILIES = {**zoo.BYTE_COMPLETE, "wordpiece": zoo.wordpiece}
-known = cache(lambda family: vocabulary(FAMILIES[family]()))
+known = cache(lambda family: vocabulary(zoo.FAMILIES[family]()))
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("source", FAMILIES)
-@pytest.mark.parametrize("dest", FAMILIES)
+@pytest.mark.parametrize("source", zoo.FAMILIES)
+@pytest.mark.parametrize("dest", zoo.FAMILIES)
 def test_the_intersection_is_by_bytes_and_one_to_one(source, dest):
     s, d = known(source), known(dest)
     translation = Translation(s, d)

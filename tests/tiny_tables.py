@@ -1,17 +1,14 @@
 """Two table models with two real tokenizers over two letters, and their decoding, enumerated from the first draw on."""
 
 import tokenizers_zoo as zoo
-from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Decoding, Ids, deviation, own_law
 from foretoken.audit.table import TableLM, random_table
-from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
-from foretoken.core.sequence import Sequence
-from foretoken.decode import Decoder
 from foretoken.models.target import LMTarget
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
 from rates import summed
+from tables import decodings
 
 EOS = zoo.EOS
 # Ids differ, one splits "ab" and the other "ba", and the end of text stands elsewhere.
@@ -19,6 +16,7 @@ TARGET = zoo.letters([EOS, "a", "b", "ab"], [("a", "b")])
 DRAFTER = zoo.letters(["b", "ba", "a", EOS], [("b", "a")])
 CONTAINED = zoo.letters([EOS, "b", "a"])
 WIDER = zoo.letters(["a", "c", "b", "ab", "ca", EOS], [("a", "b"), ("c", "a")])  # "c" is not the target's
+WIDER_LETTERS = zoo.letters(["a", "c", "b", EOS])
 APART = zoo.letters(["c", "d"], eos=False)
 
 
@@ -43,13 +41,5 @@ def deviates(lm: TableLM, drafter, verifier, **sampling) -> float:
 def law_of(lm: TableLM, drafter, verifier, num_tokens: int, prompt: Ids = (1, 2), **sampling) -> dict[Ids, float]:
     """{ids: probability} of the text that a real Decoder emits."""
 
-    def run(rng: Random) -> Ids:
-        decoder = Decoder(LMTarget(lm), drafter, verifier, 1, 64)
-        decoder._guard = lambda call, *args: call(*args)  # a drafter that fails fails here
-        sequence = Sequence(list(prompt), Sampling(**sampling), rng, num_tokens, frozenset({0}))
-        decoder.join(sequence)
-        while decoder.sequences:
-            decoder.step()
-        return tuple(sequence.ids[len(prompt) :])
-
-    return summed(outcomes(run))
+    whole = decodings(lambda: drafter, LMTarget(lm), verifier, num_tokens, prompt, Sampling(**sampling), frozenset({0}))
+    return summed((ids, prob) for (ids, _), prob in whole.items())

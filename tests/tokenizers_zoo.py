@@ -1,7 +1,13 @@
 """Small tokenizers of every family, built here, and two-letter ones for enumeration."""
 
+from functools import cache
+from typing import Any
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import foretoken
+import tiny
 
 EOS = "<|end|>"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -118,6 +124,26 @@ BYTE_COMPLETE = {
     "unigram": unigram,
     "byt5": byt5,
 }
+FAMILIES = {**BYTE_COMPLETE, "wordpiece": wordpiece}
+# Drafters' tokenizers beside a target's of `byte_level`.
+DRAFTERS = {
+    "bytes": byte_only,
+    "few": lambda: byte_level(MERGES[:5]),
+    "sentencepiece": sentencepiece_bpe,
+}
+
+
+@cache
+def byte_pair() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
+    """A target of `byte_level` and a drafter of `byte_only`, whose vocabulary is contained in it."""
+    return tiny.llama(0, vocab=len(byte_level()), context=1024), tiny.llama(1, vocab=257, context=1024)
+
+
+def load_bytes(**options: Any) -> foretoken.Engine:
+    """The pair with its tokenizers; options: of `load`, also other models or tokenizers."""
+    target, drafter = byte_pair()
+    tokenizers = {"tokenizer": byte_level(), "drafter_tokenizer": byte_only()}
+    return foretoken.load(**{"target": target, "drafter": drafter, **tokenizers, "device": "cpu", **options})
 
 
 def letters(tokens: list[str], merges: list[tuple[str, str]] = [], eos: bool = True) -> PreTrainedTokenizerFast:  # noqa: B006
