@@ -114,7 +114,7 @@ def test_what_calls_without_marks_are_held_to(added):
     assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)
 
 
-def test_a_strict_function_may_be_left_uncalled(client, engine):
+def test_a_strict_function_may_be_left_uncalled(client):
     got = client.chat.completions.create(tools=[tool(strict=True)], **{**SETTINGS, "max_tokens": 16}).choices[0]
     assert got.message.tool_calls is None
     assert got.message.content

@@ -287,17 +287,15 @@ def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context
 
 def test_stopping_ends_the_jobs_in_work(folders):
     engine = load(folders)
-    begun = threading.Event()
-    running, waiting = Listener(lambda _: begun.set()), Listener()
     worker = started(engine, max_batch=1)
-    held = threading.Event()
+    begun, held = threading.Event(), threading.Event()
 
     def hold(_: Listener) -> None:
         """The first news keep the thread until `stop` was called, so that the text cannot end before."""
         begun.set()
         assert held.wait(PATIENCE)
 
-    running.on_news = hold
+    running, waiting = Listener(hold), Listener()
     worker.submit(job(engine, "a", new=200), running)
     worker.submit(job(engine, "b"), waiting)
     assert begun.wait(PATIENCE)

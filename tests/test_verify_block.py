@@ -236,28 +236,6 @@ def test_numbers_that_depend_on_other_branches_are_exact() -> None:
     assert accepted > 1
 
 
-@dataclass(frozen=True)
-class Perhaps(Entangled):
-    """A chain of two draws, each of which is made with probability 1/2."""
-
-    def laws(self, family):
-        return (IID(1, (0.5, 0.5)),)
-
-    def plan(self, states, q, family):
-        return [Plan(IID(1, (0.5, 0.5)), path) for path in states]
-
-    def select(self, states, first):
-        return list(range(first, len(states))) if len(states) > first and len(states[-1]) < 2 else []
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["transport", "block-transport", "block-pairwise", "traversal", "block"])
-def test_a_draw_that_may_not_be_made_is_exact(name: str) -> None:
-    worst, accepted = enumerated(VERIFIERS[name], IID, Perhaps(), num_tokens=2)
-    assert worst <= decoding.TOLERANCE
-    assert accepted > 0.1
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second child that is visited with less than its due, as if its sibling had not been tried, is lossy."""

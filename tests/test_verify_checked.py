@@ -67,15 +67,14 @@ ROWS = {
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["rrs", "kseq", "transport", "transport-grouped", "ot-lp", "exact-match", "block"])
 @pytest.mark.parametrize("case", ROWS)
-def test_rows_that_are_no_distributions(name: str, case: str) -> None:
+def test_rows_that_are_no_distributions(case: str) -> None:
     bad, words = ROWS[case]
-    rule = foretoken.verifier(name)
-    with pytest.raises(ForetokenError, match=f"^p {words}"):
-        rule(bad, Siblings((0,), Q, IID(1)))
-    with pytest.raises(ForetokenError, match=f"^q {words}"):
-        rule(P, Siblings((0,), bad, IID(1)))
+    for rule in map(foretoken.verifier, ("rrs", "exact-match")):
+        with pytest.raises(ForetokenError, match=f"^p {words}"):
+            rule(bad, Siblings((0,), Q, IID(1)))
+        with pytest.raises(ForetokenError, match=f"^q {words}"):
+            rule(P, Siblings((0,), bad, IID(1)))
 
 
 def test_rows_over_two_vocabularies() -> None:
