@@ -27,7 +27,6 @@ from foretoken.heads import lm as heads_lm
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
-from foretoken.heads.layer import layer_shape
 from foretoken.heads.lm import ready
 from foretoken.heads.serial import SerialRows
 from foretoken.kernel import chain
@@ -66,7 +65,7 @@ def folder_of(name: str) -> Path:
     torch.manual_seed(5)
     size, flag = EAGLE3[name]
     tokens = None if size is None else torch.randperm(target.vocab_size)[:size].sort().values
-    head = Eagle3(target, layer_shape(target, 2 * target.hidden), tokens, (), flag, flag)
+    head = Eagle3(target, replace(target.shape, width=2 * target.hidden), tokens, (), flag, flag)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 1.5 / parameter.shape[-1] ** 0.5)
     save_head(head, Path(FOLDER.name) / name)

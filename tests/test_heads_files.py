@@ -18,7 +18,6 @@ from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, load_to_train, save_head
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import PublishedHead, new_head
-from foretoken.heads.layer import layer_shape
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
 from test_heads import lm, plain, target
@@ -28,8 +27,8 @@ __all__ = ["lm", "target"]
 
 def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
     """Key names and shapes as the authors publish them, at this target's sizes."""
-    d, v, inner = target.hidden, target.vocab_size, target.intermediate
-    q, kv = target.heads * target.head_dim, target.kv_heads * target.head_dim
+    d, v, inner = target.hidden, target.vocab_size, target.shape.intermediate
+    q, kv = target.shape.heads * target.shape.head_dim, target.shape.kv_heads * target.shape.head_dim
 
     def layer(prefix: str, width: int, *norms: str) -> dict[str, tuple[int, ...]]:
         return {
@@ -66,7 +65,7 @@ def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
     dflash = {"fc.weight": (d, 2 * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
     for i in range(2):
         dflash |= layer(f"layers.{i}", d, before, after)
-        dflash |= {f"layers.{i}.self_attn.{norm}_norm.weight": (target.head_dim,) for norm in "qk"}
+        dflash |= {f"layers.{i}.self_attn.{norm}_norm.weight": (target.shape.head_dim,) for norm in "qk"}
     return {
         "eagle": eagle, "gumiho": gumiho, "eagle3": eagle3, "medusa": medusa, "hydra": hydra, "dflash": dflash,
         "jetflow": dflash,
@@ -140,7 +139,7 @@ def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:
     weights = checkpoint("eagle3", target)
     config = {
         "norm_before_residual": True,
-        "transformer_layer_config": {"num_attention_heads": target.heads, "head_dim": target.head_dim},
+        "transformer_layer_config": {"num_attention_heads": target.shape.heads, "head_dim": target.shape.head_dim},
     }
     for folder, renamed in (("ours", False), ("theirs", True)):
         (tmp_path / folder).mkdir()
@@ -162,7 +161,8 @@ def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
         head = load_head(tmp_path, target)
     assert isinstance(head, Eagle3)
     states = torch.randn(2, target.hidden)
-    own, whole = head.draft_logits(states), head.logits(states)
+    own = head.logits(states)
+    whole = head.open(1, 4, None).whole(own, float("-inf"))
     chosen = torch.nonzero(weights["t2d"]).flatten()
     assert torch.equal(whole[:, chosen], own)
     assert torch.isinf(whole).sum() == 2 * (target.vocab_size - len(chosen))
@@ -210,7 +210,7 @@ def test_what_is_no_head_is_refused(target: TargetParts, tmp_path: Path) -> None
     for arguments, message in ((("x",), "Unknown head"), (("eagle", 1, 2), "any depth"), (("gumiho", 2, 2), "needs")):
         with pytest.raises(ForetokenError, match=message):
             new_head(arguments[0], target, *arguments[1:])
-    assert layer_shape(target).width == target.hidden
+    assert target.shape.width == target.hidden
 
 
 def test_a_head_of_another_target_is_refused(target: TargetParts, tmp_path: Path) -> None:

@@ -73,8 +73,9 @@ def embedding(target: TargetParts) -> Tensor:
 def transformer(target: TargetParts) -> Config:
     """A Llama layer of the target's sizes and positions, as transformers writes it."""
     return {
-        "model_type": "llama", "hidden_size": target.hidden, "num_attention_heads": target.heads,
-        "num_key_value_heads": target.kv_heads, "head_dim": target.head_dim, "rms_norm_eps": target.eps,
+        "model_type": "llama", "hidden_size": target.hidden, "num_attention_heads": target.shape.heads,
+        "num_key_value_heads": target.shape.kv_heads, "head_dim": target.shape.head_dim,
+        "rms_norm_eps": target.shape.eps,
         "rope_theta": 10000.0, "rope_scaling": None, "num_hidden_layers": 1, "vocab_size": target.vocab_size,
     }  # fmt: skip
 
@@ -188,7 +189,8 @@ def test_norms_of_each_layer_before_fc(config: Config, target: TargetParts, tmp_
     head = loaded(tmp_path / "head", weights, config, target)
     assert head.norm_output == bool(config)
     features = 3 * torch.randn(5, 3 * d)
-    each = [normed(features[:, i * d : (i + 1) * d], weights[f"fc_norm.{i}.weight"], target.eps) for i in range(3)]
+    states = features.split(d, -1)
+    each = [normed(part, weights[f"fc_norm.{i}.weight"], target.shape.eps) for i, part in enumerate(states)]
     torch.testing.assert_close(head.enter(features), torch.cat(each, -1) @ weights["fc.weight"].T)
 
 
@@ -197,7 +199,7 @@ def test_a_norm_of_all_layers_before_fc(config: Config, target: TargetParts, tmp
     weights = checkpoint("eagle3", target) | {"input_norm.weight": 1 + 0.3 * torch.randn(3 * target.hidden)}
     head = loaded(tmp_path / "head", weights, config, target)
     features = 3 * torch.randn(5, 3 * target.hidden)
-    want = normed(features, weights["input_norm.weight"], target.eps) @ weights["fc.weight"].T
+    want = normed(features, weights["input_norm.weight"], target.shape.eps) @ weights["fc.weight"].T
     torch.testing.assert_close(head.enter(features), want)
 
 
@@ -238,7 +240,7 @@ def test_rotary_positions_of_its_own(scaling: Config | None, target: TargetParts
     ours.rotary = parts(CausalLM(model)).rotary
     assert not torch.allclose(ours.rotary.inv_freq, target.rotary.inv_freq)
     if scaling is None:
-        by_hand = 500.0 ** (-torch.arange(0, target.head_dim, 2) / target.head_dim)
+        by_hand = 500.0 ** (-torch.arange(0, target.shape.head_dim, 2) / target.shape.head_dim)
         torch.testing.assert_close(ours.rotary.inv_freq, by_hand)
     theirs = loaded(tmp_path / "theirs", weights, config, target)
     check_alike(ours, theirs)
@@ -251,7 +253,7 @@ def test_what_transformers_leaves_out_is_llamas_default(target: TargetParts, tmp
     head = loaded(
         tmp_path / "head", checkpoint("eagle3", target),
         {"speculators_model_type": "eagle3", "transformer_layer_config": {"model_type": "llama", "head_dim": 8}},
-        replace(target, eps=0.5, rotary=Rotary(target.rotary.inv_freq * 2)),
+        replace(target, shape=replace(target.shape, eps=0.5), rotary=Rotary(target.rotary.inv_freq * 2)),
     )  # fmt: skip
     assert head.shape.eps == 1e-6
     torch.testing.assert_close(head.rotary.inv_freq, 10000.0 ** (-torch.arange(0, 8, 2) / 8))

@@ -224,7 +224,7 @@ def test_a_trimmed_vocabulary_learns_the_targets_law_over_its_own_tokens(
     monkeypatch.setattr(losses, "UNROLLED", 1)
     cos, sin = head.rotary.angles(torch.arange(39)[None])
     states = head.step(head.embed(ids[:, 1:]), head.enter(texts.features[:, :-1]), cos, sin, [causal])
-    log_q = head.draft_logits(states).log_softmax(-1).detach()
+    log_q = head.logits(states).log_softmax(-1).detach()
     p = head.target.logits(texts.states)[..., chosen].softmax(-1)
     want = [
         -float((p[b, i + 1] * log_q[b, i]).sum())  # h_{i+1} yields the law of x_{i+2}, and so does level 0 at i

@@ -34,11 +34,10 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.heads import HEADS
 from foretoken.heads.head import PublishedHead
-from foretoken.heads.layer import LayerShape
 from foretoken.heads.layouts import EMBEDDING, by_authors_names, one_weight, other_head
 from foretoken.models.named import check_head_folder, head_file
 from foretoken.models.panels import PackedEmbedding
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.rotary import Rotary, configured, llama_config
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states EAGLE-3 reads
@@ -118,13 +117,13 @@ class Checkpoint:
         dim, heads = config.get("head_dim"), config.get("num_attention_heads")
         if llama is not None:
             heads = heads or llama.num_attention_heads
-        dim = dim or (queries // heads if heads else parts.head_dim)
+        dim = dim or (queries // heads if heads else parts.shape.head_dim)
         if queries % dim or keys % dim:
             raise ForetokenError(
                 f"{self.path} has attention heads of width {dim}, which does not divide its {queries} and {keys} "
                 "channels."
             )
-        eps = float(config.get("rms_norm_eps") or (parts.eps if llama is None else llama.rms_norm_eps))
+        eps = float(config.get("rms_norm_eps") or (parts.shape.eps if llama is None else llama.rms_norm_eps))
         bias = f"{prefix}self_attn.q_proj.bias" in self.weights
         return LayerShape(hidden, queries // dim, keys // dim, dim, inner, eps, width, bias)
 
@@ -245,9 +244,9 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[PublishedHead, dict
     if other is not None:
         raise ForetokenError(f"{path} holds {other}, which is not read: take one that docs/drafters.md lists.")
     kept = {key: value for key, value in weights.items() if key not in UNUSED and not _is_targets(key, value, parts)}
-    head, renamed = HEADS[kind].read(Checkpoint(path, kept, config, parts))
+    head = HEADS[kind].read(Checkpoint(path, kept, config, parts))
     head.feature_scale = float(config.get("feature_scale", 1.0))
-    _fill(head, renamed, path)
+    _fill(head, kept, path)
     return head.to(device=parts.device).requires_grad_(False).eval(), config
 
 
@@ -284,13 +283,11 @@ def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:
         parts = []
         for what, keys in (("lacks", missing), ("has the unexpected", unexpected)):
             if keys:
-                parts.append(f"{what} {', '.join(head.published_key(key) for key in keys[:8])}")
+                parts.append(f"{what} {', '.join(keys[:8])}")
         raise ForetokenError(f"{path} {' and '.join(parts)}: it is no whole {head.kind} head.")
     for key, value in weights.items():
         if own[key].shape != value.shape:
-            raise ForetokenError(
-                f"In {path}, {head.published_key(key)} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}."
-            )
+            raise ForetokenError(f"In {path}, {key} has shape {tuple(value.shape)}, not {tuple(own[key].shape)}.")
     head.load_state_dict(weights)
 
 

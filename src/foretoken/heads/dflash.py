@@ -20,11 +20,11 @@ from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.flat import FlatRow, LevelRows
 from foretoken.heads.head import PublishedHead
-from foretoken.heads.layer import Attend, Attention, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape, turned
+from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached, turned
 from foretoken.heads.rows import CHUNK, HeadSlots, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 
 if TYPE_CHECKING:
     from foretoken.heads.head import Backend
@@ -96,10 +96,10 @@ class DFlash(PublishedHead):
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "DFlash":
         count, depth = layers or LAYERS, levels or BLOCK - 1
-        return cls(parts, layer_shape(parts), count, depth + 1, _least_token(parts), _usual_layers(parts, count))
+        return cls(parts, parts.shape, count, depth + 1, _least_token(parts), _usual_layers(parts, count))
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["DFlash", dict[str, Tensor]]:
+    def read(cls, checkpoint: Checkpoint) -> "DFlash":
         config, parts, path = checkpoint.config, checkpoint.parts, checkpoint.path
         shape, count = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
         checkpoint.check("hidden size", shape.hidden, parts.hidden)
@@ -118,7 +118,7 @@ class DFlash(PublishedHead):
         make = JetFlow if config.get("causal_head") or config.get("is_causal") else DFlash
         head = make(parts, shape, count, config.get("block_size") or BLOCK, mask_token, layers)
         head.rotary = checkpoint.rotary(shape.head_dim)
-        return head, dict(checkpoint.weights)
+        return head
 
     def config(self) -> dict[str, Any]:
         last = self.target.layers

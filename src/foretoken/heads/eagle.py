@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, layer_shape
+from foretoken.heads.layer import Attend, DecoderLayer
 from foretoken.heads.serial import SerialLayers, SerialRows
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 
 if TYPE_CHECKING:
     from foretoken.heads.head import Backend
@@ -39,15 +39,15 @@ class Eagle(SerialLayers):
 
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Eagle":
-        return cls(parts, layer_shape(parts), layers or 1)
+        return cls(parts, parts.shape, layers or 1)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["Eagle", dict[str, Tensor]]:
+    def read(cls, checkpoint: Checkpoint) -> "Eagle":
         checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // 2, checkpoint.parts.hidden)
         shape, layers = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
         head = cls(checkpoint.parts, shape, layers, bias="fc.bias" in checkpoint.weights, **cls._more(checkpoint))
         head.take_own(checkpoint)
-        return head, checkpoint.weights
+        return head
 
     @classmethod
     def _more(cls, checkpoint: Checkpoint) -> dict[str, int]:
@@ -118,10 +118,10 @@ class Gumiho(Eagle):
 
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Gumiho":
-        return cls(parts, layer_shape(parts), layers or 2, 5 if levels is None else levels - cls.SERIAL)
+        return cls(parts, parts.shape, layers or 2, 5 if levels is None else levels - cls.SERIAL)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["Eagle", dict[str, Tensor]]:
+    def read(cls, checkpoint: Checkpoint) -> "Eagle":
         if "foretoken_head" in checkpoint.config and checkpoint.config.get("mlp_input") != "fc":
             raise ForetokenError(
                 f"{checkpoint.path} was trained by an earlier foretoken, whose MLPs do not read the drafted tokens as "

@@ -1,6 +1,5 @@
 """EAGLE-3: a head on the states of several target layers, with a layer of double width and an LM head of its own."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import LAYERS, Checkpoint
-from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, layer_shape
-from foretoken.heads.rows import scattered
+from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm
 from foretoken.heads.serial import SerialLayers
 from foretoken.models.features import FINAL
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 
 # The first layer in config.json of heads that name the layers which the states leave. Heads that name the layers which
 # the states enter begin with a later one.
@@ -62,7 +60,7 @@ class Eagle3(SerialLayers):
     """
 
     kind = "eagle3"
-    marks = (r"fc\.weight$", r"(midlayer|layers\.0)\.hidden_norm\.")
+    marks = (r"fc\.weight$", r"midlayer\.hidden_norm\.")
     d2t: Tensor | None
     t2d: Tensor | None
     feature_sizes: Tensor | None  # [f], see `normalise`
@@ -105,13 +103,11 @@ class Eagle3(SerialLayers):
         if parts.layers < 4:  # it reads what enters layers 2, n / 2 and n - 3
             raise ForetokenError(f"Head eagle3 needs a target of 4 layers, and {parts.name} has {parts.layers}.")
         read = (2, parts.layers // 2, parts.layers - 3, FINAL)  # as published, and one for `start_from_target`
-        return cls(parts, layer_shape(parts, 2 * parts.hidden), tokens, read)
+        return cls(parts, replace(parts.shape, width=2 * parts.hidden), tokens, read)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["Eagle3", dict[str, Tensor]]:
-        config, parts = checkpoint.config, checkpoint.parts
-        weights = {re.sub(r"^layers\.0\.", "midlayer.", key): value for key, value in checkpoint.weights.items()}
-        checkpoint = replace(checkpoint, weights=weights)
+    def read(cls, checkpoint: Checkpoint) -> "Eagle3":
+        config, parts, weights = checkpoint.config, checkpoint.parts, checkpoint.weights
         shape, layers = checkpoint.layer_shape("midlayer."), _layers_read(checkpoint)
         checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // (len(layers) or 3), parts.hidden)
         offsets, borrows = weights.get("d2t"), "lm_head.weight" not in weights
@@ -130,7 +126,7 @@ class Eagle3(SerialLayers):
         head.take_own(checkpoint)
         if head.t2d is not None:
             weights.setdefault("t2d", head.t2d)
-        return head, weights
+        return head
 
     def published_weights(self) -> dict[str, Tensor]:
         weights = super().published_weights()
@@ -179,7 +175,7 @@ class Eagle3(SerialLayers):
         x = self.midlayer(embedded, states, cos, sin, attends[0])
         return self.norm(x) if self.norm_output else x
 
-    def draft_logits(self, states: Tensor) -> Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         normed = states if self.norm_output else self.norm(states)
         return self.target.logits(normed) if self.lm_head is None else self.lm_head(normed)
 
@@ -200,10 +196,6 @@ class Eagle3(SerialLayers):
             order = columns.argsort()
             self.lm_head.weight.copy_(self.lm_head.weight[order])
             self.d2t.copy_(columns[order] - torch.arange(len(order), device=order.device))
-
-    def logits(self, states: Tensor) -> Tensor:
-        own, columns = self.draft_logits(states), self.columns
-        return own if columns is None else scattered(own, columns, self.target.vocab_size, float("-inf"))
 
 
 def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:

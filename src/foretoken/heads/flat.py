@@ -4,7 +4,6 @@ h_t is the target's state before the root x_{t+1}. Level i of such a head drafts
 depth i. What is made of the target's states is kept per row, not per node.
 """
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.head import PublishedHead
-from foretoken.heads.layer import Attend, DecoderLayer, LayerShape, RMSNorm, cached, layer_shape
+from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm, cached
 from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, HeadSlots, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 
 if TYPE_CHECKING:
     from foretoken.heads.head import Backend
@@ -101,37 +100,31 @@ class Medusa(PublishedHead):
         super().__init__(parts)
         self.depth = num_heads
         d, v = parts.hidden, parts.vocab_size
-        self.heads = nn.ModuleList(
-            nn.Sequential(*(ResidualBlock(d, d, block_bias) for _ in range(num_blocks)), nn.Linear(d, v, bias=bias))
-            for _ in range(num_heads)
-        )
+        for i in range(num_heads):
+            blocks = [ResidualBlock(d, d, block_bias) for _ in range(num_blocks)]
+            self.add_module(str(i), nn.Sequential(*blocks, nn.Linear(d, v, bias=bias)))
 
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Medusa":
         return cls(parts, levels or 4, layers or 1)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["Medusa", dict[str, Tensor]]:
+    def read(cls, checkpoint: Checkpoint) -> "Medusa":
         heads, last = checkpoint.count(r"(\d+)\."), checkpoint.count(r"0\.(\d+)\.") - 1
         vocab, hidden = checkpoint.size(f"0.{last}.weight")
         checkpoint.check("hidden size", hidden, checkpoint.parts.hidden)
         checkpoint.check("vocabulary", vocab, checkpoint.parts.vocab_size)
         weights = checkpoint.weights
-        head = cls(checkpoint.parts, heads, last, f"0.{last}.bias" in weights, "0.0.linear.bias" in weights)
-        return head, {f"heads.{key}": value for key, value in weights.items()}
-
-    @staticmethod
-    def published_key(key: str) -> str:
-        return key.removeprefix("heads.")
+        return cls(checkpoint.parts, heads, last, f"0.{last}.bias" in weights, "0.0.linear.bias" in weights)
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        last: list[Any] = [head[-1] for head in self.heads.children() if isinstance(head, nn.Sequential)]
+        last: list[Any] = [head[-1] for head in self.children() if isinstance(head, nn.Sequential)]
         return last
 
     def levels(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... k v"]:
         """Return the logits of all k levels [..., k, v]; states: h_t, the last of the target's states [..., d]."""
         scaled = states / self.feature_scale
-        return torch.stack([head(scaled) for head in self.heads], -2)
+        return torch.stack([head(scaled) for head in self.children()], -2)
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "MedusaRows":
         return MedusaRows(self, batch)
@@ -177,6 +170,20 @@ class MedusaRows(LevelRows):
         return self.head.levels(torch.stack([self.rows[i].features[-1] for i in fresh]))
 
 
+class Prefix(nn.Module):
+    """Hydra's prefix layer: a decoder layer over the target's states, and a norm."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        """Make an untrained layer; shape: its sizes."""
+        super().__init__()
+        self.layers = nn.ModuleList([DecoderLayer(shape, input_norm=True)])
+        self.norm = RMSNorm(shape.hidden, shape.eps)
+
+    def forward(self, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """Return the prefix states; the arguments are those of `Hydra.prefix_states`, `states` being scaled."""
+        return self.norm(self.layers[0](states, cos, sin, attend))
+
+
 class Hydra(PublishedHead):
     """Hydra: level i is an MLP and Linear(d -> V) on (prefix state, embeddings of the i + 1 tokens from the root on).
 
@@ -203,43 +210,37 @@ class Hydra(PublishedHead):
         super().__init__(parts)
         self.depth, self.shape = num_heads, shape
         d = parts.hidden
-        self.prefix = DecoderLayer(shape, input_norm=True) if prefix else None
-        self.prefix_norm = RMSNorm(d, shape.eps) if prefix else None
-        self.mlps = nn.ModuleList(
-            nn.Sequential(ResidualBlock(d, (i + 2) * d), *(ResidualBlock(d, d) for _ in range(num_blocks - 1)))
-            for i in range(num_heads)
+        self.prefix_embeding_layer = Prefix(shape) if prefix else None
+        # In the published layout every residual block, and every LM head, comes after a module without weights.
+        widths = [[(i + 2) * d, *[d] * (num_blocks - 1)] for i in range(num_heads)]
+        self.hydra_mlp = nn.ModuleList(
+            nn.Sequential(*(m for width in level for m in (nn.Identity(), ResidualBlock(d, width)))) for level in widths
         )
-        self.lm_heads = nn.ModuleList(nn.Linear(d, parts.vocab_size) for _ in range(num_heads))
+        self.hydra_lm_head = nn.ModuleList(
+            nn.Sequential(nn.Identity(), nn.Linear(d, parts.vocab_size)) for _ in range(num_heads)
+        )
 
     @classmethod
     def new(cls, parts: TargetParts, layers: int | None, levels: int | None, tokens: Tensor | None) -> "Hydra":
-        return cls(parts, layer_shape(parts), levels or 4, layers or 1)
+        return cls(parts, parts.shape, levels or 4, layers or 1)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> tuple["Hydra", dict[str, Tensor]]:
+    def read(cls, checkpoint: Checkpoint) -> "Hydra":
         parts = checkpoint.parts
         heads, blocks = checkpoint.count(r"hydra_mlp\.(\d+)\."), checkpoint.count(r"hydra_mlp\.0\.(\d+)\.") // 2
         vocab, hidden = checkpoint.size("hydra_lm_head.0.1.weight")
         checkpoint.check("hidden size", hidden, parts.hidden)
         checkpoint.check("vocabulary", vocab, parts.vocab_size)
         prefix = any(key.startswith("prefix_embeding_layer.") for key in checkpoint.weights)
-        shape = checkpoint.layer_shape("prefix_embeding_layer.layers.0.") if prefix else layer_shape(parts)
+        shape = checkpoint.layer_shape("prefix_embeding_layer.layers.0.") if prefix else parts.shape
         checkpoint.targets_rotary(shape.head_dim)
-        head = cls(parts, shape, heads, blocks, prefix)
-        return head, {_hydra_key(key): value for key, value in checkpoint.weights.items()}
-
-    @staticmethod
-    def published_key(key: str) -> str:
-        key = re.sub(r"^mlps\.(\d+)\.(\d+)\.", lambda m: f"hydra_mlp.{m[1]}.{2 * int(m[2]) + 1}.", key)
-        key = re.sub(r"^lm_heads\.(\d+)\.", r"hydra_lm_head.\1.1.", key)
-        key = re.sub(r"^prefix\.", "prefix_embeding_layer.layers.0.", key)
-        return re.sub(r"^prefix_norm\.", "prefix_embeding_layer.norm.", key)
+        return cls(parts, shape, heads, blocks, prefix)
 
     def config(self) -> dict[str, Any]:
         return self.shape.config()
 
     def own_lm_heads(self) -> list[nn.Linear]:
-        return [module for module in self.lm_heads if isinstance(module, nn.Linear)]
+        return [module for module in self.hydra_lm_head.modules() if isinstance(module, nn.Linear)]
 
     def prefix_states(
         self, features: Float[Tensor, "b n d"], cos: Float[Tensor, "_ n h"], sin: Float[Tensor, "_ n h"], attend: Attend
@@ -251,9 +252,7 @@ class Hydra(PublishedHead):
         attend: computes attention, as in `Attention`.
         """
         scaled = features / self.feature_scale
-        if self.prefix is None or self.prefix_norm is None:
-            return scaled
-        return self.prefix_norm(self.prefix(scaled, cos, sin, attend))
+        return scaled if self.prefix_embeding_layer is None else self.prefix_embeding_layer(scaled, cos, sin, attend)
 
     def level(self, i: int, prefix: Float[Tensor, "... d"], embedded: list[Tensor]) -> Float[Tensor, "... v"]:
         """Return the logits of level i [..., v].
@@ -262,18 +261,11 @@ class Hydra(PublishedHead):
         prefix: prefix states [..., d].
         embedded: embeddings of the root and of the i tokens below it, i + 1 tensors [..., d].
         """
-        return self.lm_heads[i](self.mlps[i](torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)))
+        given = torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)
+        return self.hydra_lm_head[i](self.hydra_mlp[i](given))
 
     def open(self, batch: int, slots: int, backend: "Backend | None") -> "HydraRows":
         return HydraRows(self, batch, slots)
-
-
-def _hydra_key(key: str) -> str:
-    """Return the name in the module of the weight of Hydra that is published as `key`."""
-    key = re.sub(r"^hydra_mlp\.(\d+)\.(\d+)\.", lambda m: f"mlps.{m[1]}.{(int(m[2]) - 1) // 2}.", key)
-    key = re.sub(r"^hydra_lm_head\.(\d+)\.1\.", r"lm_heads.\1.", key)
-    key = re.sub(r"^prefix_embeding_layer\.layers\.0\.", "prefix.", key)
-    return re.sub(r"^prefix_embeding_layer\.norm\.", "prefix_norm.", key)
 
 
 class HydraRows(FlatRows):
@@ -283,7 +275,7 @@ class HydraRows(FlatRows):
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
         """Allocate the cache of a prefix layer; head: the head that drafts; batch, slots: as in `Head.open`."""
         of_prefix = None
-        if head.prefix is not None:
+        if head.prefix_embeding_layer is not None:
             of_prefix = HeadSlots(SlotCache(planes_of(head.shape, 1, head.target), batch, slots), slots)
         super().__init__(head.target, batch, FlatRow, of_prefix)
         self.head = head

@@ -81,20 +81,15 @@ class PublishedHead(Head):
 
     @classmethod
     @abstractmethod
-    def read(cls, checkpoint: "Checkpoint") -> tuple["PublishedHead", dict[str, Tensor]]:
-        """Return a head with the sizes of a published `checkpoint`, and its weights by the names of this module.
+    def read(cls, checkpoint: "Checkpoint") -> "PublishedHead":
+        """Return a head with the sizes of a published `checkpoint`, whose weights are not in it yet.
 
-        The weights are not in the head yet. Raises ForetokenError where their sizes do not fit the target.
+        Raises ForetokenError where their sizes do not fit the target.
         """
 
-    @staticmethod
-    def published_key(key: str) -> str:
-        """Return the published name of the weight that this module calls `key`."""
-        return key
-
     def published_weights(self) -> dict[str, Tensor]:
-        """Return all weights by their published names."""
-        return {self.published_key(key): value for key, value in self.state_dict().items()}
+        """Return all weights as they are published; the modules have the published names."""
+        return self.state_dict()
 
     def config(self) -> dict[str, Any]:
         """Return the entries of config.json that tell what the shapes of the weights do not show."""

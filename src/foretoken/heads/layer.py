@@ -1,8 +1,6 @@
 """The decoder layer that draft heads are made of: Llama's, with the published names of its weights."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,55 +8,11 @@ from torch import Tensor, nn
 
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape
 from foretoken.models.static import TracedCache
 
 # Attention without its linear layers: q [b, heads, n, dim], k and v [b, kv_heads, n, dim] -> [b, heads, n, dim].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of a decoder layer.
-
-    hidden: width of the residual stream.
-    heads, kv_heads: numbers of attention heads, and of those that have keys and values of their own.
-    head_dim: width of one attention head.
-    intermediate: width of the MLP.
-    eps: what the norms add to the mean square.
-    width: width of what attention reads, which is twice `hidden` in EAGLE-3.
-    bias: whether the projections to queries, keys and values have biases.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    eps: float
-    width: int
-    bias: bool = False
-
-    def config(self) -> dict[str, Any]:
-        """Return the entries of config.json for these sizes, by the names that transformers uses."""
-        return {
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate,
-            "rms_norm_eps": self.eps,
-        }
-
-
-def layer_shape(parts: TargetParts, width: int | None = None) -> LayerShape:
-    """Return the sizes of a layer like the target's own.
-
-    parts: what the head borrows of its target.
-    width: width of what attention reads; None: the hidden size.
-    """
-    return LayerShape(
-        parts.hidden, parts.heads, parts.kv_heads, parts.head_dim, parts.intermediate, parts.eps, width or parts.hidden
-    )
 
 
 class RMSNorm(nn.Module):

@@ -44,11 +44,13 @@ def by_authors_names(keys: Iterable[str]) -> dict[str, str]:
 
     vLLM's heads have `model.` before all keys; its Medusa heads have `blocks.i.layers.j` and `lm_heads.i`, or one
     `lm_head` for all levels. In other Medusa heads `medusa_head.` stands before all keys. Sources: the loaders of vLLM,
-    SGLang, SpecForge and speculators.
+    SGLang, SpecForge and speculators; the latter call the layer of EAGLE-3 `layers.0`.
 
     keys: all keys of the file.
     """
     plain = {name_of(key): key for key in keys if not re.match(DERIVED, key)}
+    if any(key.startswith("layers.0.hidden_norm.") for key in plain):
+        plain = {re.sub(r"^layers\.0\.", "midlayer.", key): was for key, was in plain.items()}
     blocks = {(int(m[1]), int(m[2])) for key in plain if (m := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", key))}
     if not blocks:
         return plain

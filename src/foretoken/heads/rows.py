@@ -16,11 +16,10 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.layer import LayerShape
 from foretoken.models.cache import Plane, Planes, SlotCache, write_place
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
 from foretoken.models.kernel_layers import KernelSlots
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.static import StaticRows
 
 LOW = float(torch.finfo(torch.float16).min)  # what a mask adds to the attention score of a hidden slot, in every dtype
@@ -144,7 +143,9 @@ class HeadRows(ABC, Generic[R]):
         own: the numbers, in the order of `columns` [m, c].
         rest: the number of each token that the head's vocabulary lacks.
         """
-        return own if self.columns is None else scattered(own, self.columns, self.target.vocab_size, rest)
+        if self.columns is None:
+            return own
+        return own.new_full((len(own), self.target.vocab_size), rest).index_copy_(-1, self.columns, own)
 
     def score_own(
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -192,19 +193,6 @@ class HeadRows(ABC, Generic[R]):
         """Return the logits of a row without new nodes."""
         width = self.target.vocab_size if self.columns is None else len(self.columns)
         return torch.empty(0, width, device=self.target.device)
-
-
-def scattered(
-    own: Float[Tensor, "*n c"], columns: Int[Tensor, " c"], vocab_size: int, rest: float
-) -> Float[Tensor, "*n v"]:
-    """Return numbers of all tokens of a vocabulary, given those of some tokens [*n, v].
-
-    own: the given numbers [*n, c].
-    columns: ids of their tokens [c].
-    vocab_size: v.
-    rest: the number of every other token.
-    """
-    return own.new_full((*own.shape[:-1], vocab_size), rest).index_copy_(-1, columns, own)
 
 
 def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:

@@ -19,14 +19,14 @@ from transformers.cache_utils import Cache
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Head, PublishedHead
-from foretoken.heads.layer import Attend, LayerShape, cached
+from foretoken.heads.layer import Attend, cached
 from foretoken.heads.layouts import EMBEDDING
 from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of
 from foretoken.models.cache import Planes, SlotCache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
-from foretoken.models.parts import TargetParts
+from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.static import StaticForward, StaticRows, TracedCache
 
 if TYPE_CHECKING:
@@ -76,13 +76,12 @@ class Serial(Head):
         mask: 0 for the slots that a node sees, LOW for others [b, 1, n, used]; None: all nodes see all slots.
         """
 
-    def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... v"]:
-        """Return the logits of the token after each node [..., v]; states: the nodes' states o [..., d]."""
-        return self.target.logits(states * self.feature_scale)
+    def logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... c"]:
+        """Return the logits of the token after each node, over the vocabulary that the head scores [..., c].
 
-    def draft_logits(self, states: Float[Tensor, "... d"]) -> Float[Tensor, "... c"]:
-        """Return `logits` of the same states over the vocabulary that the head scores [..., c]."""
-        return self.logits(states)
+        states: the nodes' states o [..., d].
+        """
+        return self.target.logits(states * self.feature_scale)
 
     @property
     def columns(self) -> Int[Tensor, " c"] | None:
@@ -185,7 +184,7 @@ def plain_step(head, scored, ids, positions, states, cache, mask):
     positions, states, cache, mask: as in `Serial.made`.
     """
     made = head.made(head.embed(ids), states, positions, cache, mask)
-    return (head.draft_logits(made), made) if scored else (made,)
+    return (head.logits(made), made) if scored else (made,)
 
 
 class EagleSlots(KernelSlots):

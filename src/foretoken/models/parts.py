@@ -15,16 +15,46 @@ from foretoken.models.rotary import Rotary, rotary_of, usual
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a decoder layer.
+
+    hidden: width of the residual stream.
+    heads, kv_heads: numbers of attention heads, and of those that have keys and values of their own.
+    head_dim: width of one attention head.
+    intermediate: width of the MLP.
+    eps: what the norms add to the mean square.
+    width: width of what attention reads, which is twice `hidden` in EAGLE-3.
+    bias: whether the projections to queries, keys and values have biases.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    width: int
+    bias: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """Return the entries of config.json for these sizes, by the names that transformers uses."""
+        return {
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "rms_norm_eps": self.eps,
+        }
+
+
+@dataclass(frozen=True)
 class TargetParts:
     """What a draft head borrows from its target; `parts` returns it.
 
     name: the target's, for messages.
-    hidden: d, the width of the hidden states.
-    heads, kv_heads, head_dim: numbers of query heads and of key-value heads, and the width of one.
-    intermediate: channels of an MLP.
+    shape: the sizes of its decoder layers.
     layers: number of decoder layers.
     vocab_size: v, the columns of the logits.
-    eps: what norms add to the mean square.
     rotary: the rotary positions.
     embedding, unembedding: the modules that embed tokens and that are the LM head.
     embedding_scale, logit_scale: factors of what these two put out.
@@ -34,14 +64,9 @@ class TargetParts:
     """
 
     name: str
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
+    shape: LayerShape
     layers: int
     vocab_size: int
-    eps: float
     rotary: Rotary
     embedding: nn.Module
     unembedding: nn.Module
@@ -51,6 +76,11 @@ class TargetParts:
     dtype: torch.dtype
     device: torch.device
     execution: str
+
+    @property
+    def hidden(self) -> int:
+        """d, the width of the hidden states."""
+        return self.shape.hidden
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """Return the input of the target's first layer for the tokens `ids` [...], [..., d]."""
@@ -104,14 +134,17 @@ def parts(lm: CausalLM) -> TargetParts:
     inner = next((n for n in (getattr(config, name, None) for name in names) if n), 4 * hidden)
     return TargetParts(
         name=lm.name,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=dim,
-        intermediate=inner,
+        shape=LayerShape(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=dim,
+            intermediate=inner,
+            eps=getattr(config, "rms_norm_eps", None) or 1e-6,
+            width=hidden,
+        ),
         layers=lm.num_layers,
         vocab_size=lm.vocab_size,
-        eps=getattr(config, "rms_norm_eps", None) or 1e-6,
         rotary=turned,
         embedding=embedding,
         unembedding=unembedding,

@@ -250,8 +250,9 @@ class Trainer:
             raise ForetokenError(
                 f"{path} was made with another {', '.join(changed)}: use those options again, or another --out."
             )
-        if state.get("mlp_input") != self.head.config().get("mlp_input"):
-            raise ForetokenError(f"{path} is of Gumiho's head as it was before: remove it to start again.")
+        other = state.get("mlp_input") != self.head.config().get("mlp_input")
+        if other or state["head"].keys() != self.head.state_dict().keys():
+            raise ForetokenError(f"{path} is of the head as an earlier version had it: remove it to start again.")
         if isinstance(self.head, Eagle3):
             self.head.feature_sizes = state["feature_sizes"]
         self.head.load_state_dict(state["head"])

@@ -177,7 +177,7 @@ def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
     embedded = head.target.embed(texts.ids)
     p = head.target.logits(texts.states).float().softmax(-1)
     total = prefix.new_zeros(())
-    for i in range(min(len(head.mlps), n - 2)):
+    for i in range(min(len(head.hydra_mlp), n - 2)):
         given = [embedded[:, 1 + j : n - 1 - i + j] for j in range(i + 1)]
         scores = head.level(i, prefix[:, : n - 2 - i], [e[:, : n - 2 - i] for e in given])
         # Level i at h_t predicts x_{t+2+i}, whose distribution is p_{t+1+i}.
@@ -220,7 +220,7 @@ def eagle3_loss(head: Eagle3, texts: Texts, rng: torch.Generator, roots: float =
         place = at.clamp(max=n - 1)
         cos, sin = head.rotary.angles(at[None])
         states = head.step(embedded[:, place], states, cos, sin, [attend])
-        loss = cross_entropy(head.draft_logits(states), p[:, place])
+        loss = cross_entropy(head.logits(states), p[:, place])
         total = total + DECAY**j * mean(loss, follows[:, place] & inside)
     return total
 
