@@ -73,6 +73,13 @@ def unchecked() -> Iterator[None]:
     checks.update("jaxtyping_disable", False)
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where what is kept of the models of this test goes, nothing of which is there yet."""
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Commands that earlier tests ran in this process may have set another number."""

@@ -63,6 +63,32 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
     return made
 
 
+def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> PreTrainedModel:
+    """A model whose rows fill blocks of 256 weights; a Llama's rotary positions are scaled.
+
+    head_dim: of qwen3 and gemma3.
+    """
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
+    if architecture in ("qwen3", "gemma3"):
+        sizes["head_dim"] = head_dim
+    if architecture == "llama":
+        scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
+        sizes["rope_parameters"] = scaled | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    return model(architecture, tied=tied, **sizes)
+
+
+def save_wide(
+    path: Path,
+    architecture: str = "llama",
+    kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.Q8_0,
+    tied: bool = True,
+    head_dim: int = 64,
+    **how: Any,
+) -> str:
+    save(wide(architecture, tied, head_dim), architecture, path, kind, **how)
+    return str(path)
+
+
 def save(
     made: PreTrainedModel,
     architecture: str,

@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
 from foretoken.recipe import check_engine
+from gguf_zoo import save_wide
 from leaks import leak
 from serving import wait_until
 
@@ -45,23 +45,7 @@ MIXES = {
 PROMPTS = ["the cat sat on", "the rat", "on the mat, the"]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("FORETOKEN_HOME", str(home))
-    return home / "gguf"
-
-
-def save(
-    path: Path, architecture: str = "llama", kind: TYPES | Sequence[TYPES] = TYPES.Q8_0, head_dim: int = 64, **how
-) -> str:
-    """A tiny model whose rows fill blocks of 256 weights. head_dim: of qwen3 and gemma3."""
-    sizes = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma3"):
-        sizes["head_dim"] = head_dim
-    made = gguf_zoo.model(architecture, tied=how.pop("tied", True), **sizes)
-    gguf_zoo.save(made, architecture, path, kind, **how)
-    return str(path)
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -70,7 +54,7 @@ def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix
     """Scores are those of the same weights in float32, but for activations in 8 bits, and in a drafter for keys and
     values in bfloat16; and where the kernel runs all of the model greedy text is the same, bit for bit, alone and in a
     batch, plain and drafted."""
-    path = save(tmp_path / "model.gguf", architecture, MIXES[mix], tied=mix == "blocks of 32")
+    path = save_wide(tmp_path / "model.gguf", architecture, MIXES[mix], tied=mix == "blocks of 32")
     plain = foretoken.load(path)
     lm = plain.target.lm
     linears = [module for module in lm.model.modules() if isinstance(module, PanelLinear)]
@@ -101,7 +85,9 @@ def test_the_audit_holds_the_scores_of_trees_against_plain_decoding(
     tmp_path: Path, head_dim: int, execution: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Transformers' own order of sums may round a row of activations otherwise, which is no error of ours."""
-    engine = foretoken.load(save(tmp_path / "model.gguf", "gemma3", TYPES.Q4_0, head_dim), drafter="ngram")
+    engine = foretoken.load(
+        save_wide(tmp_path / "model.gguf", "gemma3", TYPES.Q4_0, head_dim=head_dim), drafter="ngram"
+    )
     assert engine.target.lm.execution == execution
     assert [check.outcome for check in models.tree_scores(engine, 0).checks] == [OK]
     assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
@@ -112,7 +98,7 @@ def test_the_audit_holds_the_scores_of_trees_against_plain_decoding(
 def test_floats_stay_floats(tmp_path: Path):
     """A file without quantised weights runs as a folder with the same weights does."""
     for kind, dtype in ((TYPES.BF16, torch.bfloat16), (TYPES.F16, torch.float32), (TYPES.F32, torch.float32)):
-        path = save(tmp_path / f"{kind.name}.gguf", "qwen2", kind)
+        path = save_wide(tmp_path / f"{kind.name}.gguf", "qwen2", kind)
         lm = load_model(path, CPU)
         assert (lm.dtype, lm.execution) == (dtype, "kernel")
         exact = load_model(path, CPU, dtype, compile="auto")
@@ -120,7 +106,7 @@ def test_floats_stay_floats(tmp_path: Path):
 
 
 def test_what_the_kernel_does_not_have_is_dequantised(tmp_path: Path):
-    path = save(tmp_path / "model.gguf", "llama", [TYPES.Q4_K, TYPES.Q3_K])
+    path = save_wide(tmp_path / "model.gguf", "llama", [TYPES.Q4_K, TYPES.Q3_K])
     with pytest.warns(packed.DequantisedWarning, match=r"type q3_k: model\.layers.* and \d+ more of .* MB instead of"):
         lm = load_model(path, CPU)
     assert lm.execution == "kernel"
@@ -133,8 +119,8 @@ def test_what_the_kernel_does_not_have_is_dequantised(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_folders_are_quantised_as_they_are_loaded(tmp_path: Path, kind: str):
-    gguf_zoo.model("llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "folder")
-    save(tmp_path / "model.gguf", "llama", TYPES[kind.upper()], embedding=TYPES.F32)
+    gguf_zoo.wide().save_pretrained(tmp_path / "folder")
+    save_wide(tmp_path / "model.gguf", "llama", TYPES[kind.upper()], embedding=TYPES.F32)
     one = load_model(str(tmp_path / "folder"), CPU, quantise=kind)
     other = load_model(str(tmp_path / "model.gguf"), CPU)
     assert one.execution == "kernel"
@@ -148,12 +134,10 @@ def test_folders_are_quantised_as_they_are_loaded(tmp_path: Path, kind: str):
         load_model(str(tmp_path / "folder"), CPU, quantise=kind, compile="off")
 
 
-def test_the_second_start_reads_what_the_first_one_kept(
-    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    path = save(tmp_path / "model.gguf")
+def test_the_second_start_reads_what_the_first_one_kept(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch):
+    path = save_wide(tmp_path / "model.gguf")
     first = fingerprint(load_model(path, CPU))
-    (folder,) = [x for x in cache_folder.iterdir() if x.is_dir()]
+    (folder,) = [x for x in (home / "gguf").iterdir() if x.is_dir()]
 
     def again(*_: object) -> None:
         raise AssertionError("the GGUF file is read again")
@@ -168,23 +152,23 @@ def test_the_second_start_reads_what_the_first_one_kept(
             (folder / damage).unlink() if left is None else (folder / damage).write_bytes(left)
             assert fingerprint(load_model(path, CPU)) == first
             assert (folder / damage).stat().st_size == len(content)
-    save(Path(path), kind=TYPES.Q4_0)  # another model in the same place
+    save_wide(Path(path), kind=TYPES.Q4_0)  # another model in the same place
     assert fingerprint(load_model(path, CPU)) != first
-    assert sorted(x.name for x in cache_folder.iterdir()) == sorted([folder.name, f".{folder.name}.lock"])
+    assert sorted(x.name for x in (home / "gguf").iterdir()) == sorted([folder.name, f".{folder.name}.lock"])
 
 
-def test_a_file_with_any_name_is_kept(tmp_path: Path, cache_folder: Path) -> None:
+def test_a_file_with_any_name_is_kept(tmp_path: Path, home: Path) -> None:
     """Of 250 bytes, not all of them UTF-8."""
     path = os.fsdecode(os.fsencode(tmp_path / "m") + b"\xff" * 240 + b".gguf")
-    save(Path(path))
+    save_wide(Path(path))
     first = fingerprint(load_model(path, CPU))
-    assert len([folder for folder in cache_folder.iterdir() if folder.is_dir()]) == 1
+    assert len([folder for folder in (home / "gguf").iterdir() if folder.is_dir()]) == 1
     assert fingerprint(load_model(path, CPU)) == first
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_without_room_for_the_cache_it_runs(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch):
-    path = save(tmp_path / "model.gguf", architecture)
+    path = save_wide(tmp_path / "model.gguf", architecture)
     kept = fingerprint(load_model(path, CPU))
     monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "full"))
 
@@ -204,7 +188,7 @@ def test_without_room_for_the_cache_it_runs(tmp_path: Path, architecture: str, m
 
 
 def test_folders_with_a_file(tmp_path: Path):
-    save(tmp_path / "model.gguf")
+    save_wide(tmp_path / "model.gguf")
     assert load_model(str(tmp_path), CPU).name == str(tmp_path / "model.gguf")
     shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
     with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
@@ -212,7 +196,7 @@ def test_folders_with_a_file(tmp_path: Path):
 
 
 def test_bad_files_are_refused(tmp_path: Path):
-    path = Path(save(tmp_path / "model.gguf"))
+    path = Path(save_wide(tmp_path / "model.gguf"))
     content = path.read_bytes()
     (tmp_path / "text.gguf").write_text("no model")
     for source, message in (("text.gguf", "is no GGUF file"), ("none.gguf", "There is no model")):
@@ -223,7 +207,7 @@ def test_bad_files_are_refused(tmp_path: Path):
         with pytest.raises(ForetokenError, match="as a GGUF file"):
             read()
     with pytest.raises(ForetokenError, match=r"is one of 3 parts of a model: join them with"):
-        load_model(save(tmp_path / "model-00001-of-00003.gguf", **{"split.count": 3}), CPU)
+        load_model(save_wide(tmp_path / "model-00001-of-00003.gguf", **{"split.count": 3}), CPU)
     changed = {
         (b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"): r"describe its tokenizer \(it has no merges\)",
         (b"tokenizer.ggml.model", b"tokenizer.ggml.nodel"): "has no tokenizer",
@@ -246,8 +230,8 @@ def test_rows_that_fill_no_blocks_of_q4_k_get_q4_1(tmp_path: Path) -> None:
 def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     """The target stays as it is, and the text is its own."""
     for name in ("target", "drafter"):
-        gguf_zoo.model("llama", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / name)
-        load_tokenizer(save(tmp_path / "model.gguf")).save_pretrained(tmp_path / name)
+        gguf_zoo.wide().save_pretrained(tmp_path / name)
+        load_tokenizer(save_wide(tmp_path / "model.gguf")).save_pretrained(tmp_path / name)
     target, drafter = tmp_path / "target", tmp_path / "drafter"
     engine = foretoken.load(target, drafter=drafter, quantise_drafter="q4_1")
     packs = [{x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}
@@ -257,6 +241,16 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     plain = foretoken.load(target)
     texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target's folder, a GGUF file and a draft head."""
+    folder = tmp_path_factory.mktemp("drafters")
+    gguf_zoo.wide().save_pretrained(folder / "target")
+    load_tokenizer(save_wide(folder / "model.gguf", kind=TYPES.F16)).save_pretrained(folder / "target")
+    save_head(new_head("medusa", parts(load_model(str(folder / "target"), CPU))), folder / "head")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -271,15 +265,13 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
         ("model.gguf", "model.gguf is a GGUF file, whose weights stay as they are"),
     ],
 )
-def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(tmp_path: Path, drafter: str | None, why: str) -> None:
+def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(drafters: Path, drafter: str | None, why: str) -> None:
     """Each is refused by one sentence; a GGUF file would be packed as it is, and nobody would notice."""
-    target = gguf_zoo.model("llama", hidden_size=256, intermediate_size=512)
-    target.save_pretrained(tmp_path / "target")
-    load_tokenizer(save(tmp_path / "model.gguf", kind=TYPES.F16)).save_pretrained(tmp_path / "target")
-    save_head(new_head("medusa", parts(load_model(str(tmp_path / "target"), CPU))), tmp_path / "head")
-    named: Any = str(tmp_path / drafter) if drafter in ("head", "model.gguf") else drafter
+    named: Any = str(drafters / drafter) if drafter in ("head", "model.gguf") else drafter
+    if drafter == "object":
+        named = gguf_zoo.wide()
     with pytest.raises(ForetokenError, match=rf"quantise_drafter q4_1 is for .* folder, and \S*{why}: ") as refused:
-        foretoken.load(tmp_path / "target", drafter=target if drafter == "object" else named, quantise_drafter="q4_1")
+        foretoken.load(drafters / "target", drafter=named, quantise_drafter="q4_1")
     assert "\n" not in str(refused.value)
 
 
@@ -292,7 +284,7 @@ def test_layers_that_fill_no_blocks_stay_beside_quantised_ones_in_the_kernel(tmp
 
 
 def test_a_file_is_not_quantised_once_more(tmp_path: Path) -> None:
-    save(tmp_path / "model.gguf", kind=TYPES.F16)
+    save_wide(tmp_path / "model.gguf", kind=TYPES.F16)
     said = r"^quantise q8_0 is for the weights in a model's folder, and .*model\.gguf is a GGUF file, .*: leave it out"
     with pytest.raises(ForetokenError, match=said):
         foretoken.load(tmp_path / "model.gguf", quantise="q8_0")
@@ -304,7 +296,7 @@ def test_a_wrong_request_to_quantise_a_drafter_is_refused_before_models_are_load
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gguf_zoo.model("llama").save_pretrained(tmp_path)
-    load_tokenizer(save(tmp_path / "model.gguf")).save_pretrained(tmp_path)
+    load_tokenizer(save_wide(tmp_path / "model.gguf")).save_pretrained(tmp_path)
     monkeypatch.setattr(build, "load_model", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(ForetokenError, match="Unknown quantise_drafter q9: choose one of"):
         foretoken.load(tmp_path, drafter=tmp_path, quantise_drafter="q9")
@@ -318,7 +310,7 @@ def test_what_is_used_at_every_forward_is_read_ahead_and_nothing_else(
     """Of an embedding few rows are used: its other pages, and other models' files, must not fill the memory."""
     ahead: list[int] = []
     monkeypatch.setattr(packed, "read_ahead", lambda weights: ahead.extend(weight.data_ptr() for weight in weights))
-    path = save(tmp_path / "model.gguf")
+    path = save_wide(tmp_path / "model.gguf")
     load_model(path, CPU)  # which makes the kept folder, and reads it
     lm = load_model(path, CPU)
     layers = [module for module in lm.model.modules() if isinstance(module, PackedLinear)]

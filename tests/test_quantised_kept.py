@@ -21,17 +21,13 @@ from foretoken.models.load import load_model
 from raising import raising
 
 CPU = torch.device("cpu")
-SIZES = {"hidden_size": 256, "intermediate_size": 512}
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
-def save(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, **how: object) -> str:
-    torch.nn.Module.to(gguf_zoo.model(architecture, **SIZES, **how), dtype).save_pretrained(folder)
+def save(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, tied: bool = True) -> str:
+    torch.nn.Module.to(gguf_zoo.wide(architecture, tied), dtype).save_pretrained(folder)
     return str(folder)
 
 
@@ -39,8 +35,14 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_pretrained", raising(AssertionError("the checkpoint is read again")))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize(("architecture", "tied"), [("llama", True), ("qwen2", False), ("gemma3", True)])
+@pytest.mark.parametrize(
+    ("architecture", "tied", "dtype"),
+    [
+        *(("llama", True, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)),
+        ("qwen2", False, torch.float16),
+        ("gemma3", True, torch.bfloat16),
+    ],
+)
 def test_the_next_start_finds_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, tied: bool, dtype: torch.dtype
 ) -> None:
@@ -162,7 +164,7 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_hub_id_that_cannot_be_brought_is_one_sentence(run: Command, snapshot: Path, here: bool, said: str) -> None:
     """here: whether its configuration and its tokenizer are in the hub's cache."""
     if here:
-        gguf_zoo.model("llama", **SIZES).config.save_pretrained(snapshot)
+        gguf_zoo.wide().config.save_pretrained(snapshot)
         tiny.tokenizer().save_pretrained(snapshot)
     code, out, err = run("generate", "x", "--target", "some/model", "--quantise", "q4_0")
     assert (code, out) == (2, "")
@@ -172,7 +174,7 @@ def test_a_hub_id_that_cannot_be_brought_is_one_sentence(run: Command, snapshot:
 
 def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, home: Path) -> None:
     """What is kept before would stand for the files that were here first: for the configuration alone."""
-    made = gguf_zoo.model("llama", **SIZES)
+    made = gguf_zoo.wide()
     made.config.save_pretrained(snapshot)
     quantised.quantised_model(Path("some/model"), "q4_0", lambda: made)
     assert not (home / "quantised").exists()

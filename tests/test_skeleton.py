@@ -15,7 +15,6 @@ import torch
 from transformers import PreTrainedModel
 
 import foretoken
-import gguf_zoo
 from foretoken.catalogue.kept import UnkeptWarning
 from foretoken.core.errors import ForetokenError
 from foretoken.models import packed, panels, skeleton
@@ -25,6 +24,7 @@ from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.parts import parts
 from foretoken.models.skeleton import Skeleton
+from gguf_zoo import save_wide
 from raising import raising
 
 CPU = torch.device("cpu")
@@ -32,22 +32,7 @@ TYPES = gguf.GGMLQuantizationType
 IDS = torch.arange(9)[None]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "home"))
-
-
-def save(
-    path: Path, architecture: str = "llama", kind: TYPES = TYPES.Q8_0, tied: bool = True, head_dim: int = 64
-) -> str:
-    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma3"):
-        sizes["head_dim"] = head_dim
-    if architecture == "llama":
-        scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
-        sizes["rope_parameters"] = scaled | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    gguf_zoo.save(gguf_zoo.model(architecture, tied=tied, **sizes), architecture, path, kind)
-    return str(path)
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def made_by_transformers(path: str, monkeypatch: pytest.MonkeyPatch) -> CausalLM:
@@ -65,13 +50,19 @@ def logits(lm: CausalLM) -> torch.Tensor:
     return scores.clone()
 
 
-@pytest.mark.parametrize("kind", [TYPES.Q4_K, TYPES.Q8_0, TYPES.Q3_K, TYPES.BF16, TYPES.F32])
-@pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
+KINDS = (TYPES.Q4_K, TYPES.Q8_0, TYPES.Q3_K, TYPES.BF16, TYPES.F32)
+MADE = [
+    *((architecture, kind, kind != TYPES.Q8_0) for architecture in ("llama", "gemma3") for kind in KINDS),
+    *((name, *case) for name in ("qwen2", "qwen3", "phi3") for case in ((TYPES.Q4_K, False), (TYPES.BF16, True))),
+]
+
+
+@pytest.mark.parametrize(("architecture", "kind", "tied"), MADE)
 def test_a_skeleton_is_the_model_that_transformers_makes(
-    tmp_path: Path, architecture: str, kind: TYPES, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, architecture: str, kind: TYPES, tied: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Q3_K is dequantised, which a warning says at each start."""
-    path = save(tmp_path / "model.gguf", architecture, kind, tied=kind != TYPES.Q8_0)
+    path = save_wide(tmp_path / "model.gguf", architecture, kind, tied=tied)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         load_model(path, CPU)
@@ -120,10 +111,10 @@ def about(made: object) -> dict[str, Any]:
 
 def test_where_the_kernel_does_not_run_the_model_transformers_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From the first start on, or on another machine."""
-    narrow = load_model(save(tmp_path / "narrow.gguf", "qwen3", head_dim=40), CPU)
+    narrow = load_model(save_wide(tmp_path / "narrow.gguf", "qwen3", head_dim=40), CPU)
     assert narrow.execution == "panels"
     assert not isinstance(narrow.weights, Skeleton)
-    path = save(tmp_path / "model.gguf", kind=TYPES.F32)
+    path = save_wide(tmp_path / "model.gguf", kind=TYPES.F32)
     wanted = logits(load_model(path, CPU))
     monkeypatch.setattr(panels, "_works", lambda: False)
     lm = load_model(path, CPU)
@@ -134,7 +125,7 @@ def test_where_the_kernel_does_not_run_the_model_transformers_does(tmp_path: Pat
 
 def test_scores_are_held_against_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """They were written when transformers made the model, and are compared at each start."""
-    path = save(tmp_path / "model.gguf")
+    path = save_wide(tmp_path / "model.gguf")
     load_model(path, CPU)
     read = skeleton.load_file
 
@@ -150,7 +141,7 @@ def test_scores_are_held_against_those_of_transformers(tmp_path: Path, monkeypat
 def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    path, made = save(tmp_path / "model.gguf"), list[str]()
+    path, made = save_wide(tmp_path / "model.gguf"), list[str]()
     for name in ("write_skeleton", "write_packed"):
         monkeypatch.setattr(packed, name, partial(noted, made, name, getattr(packed, name)))
     for version, done in (("1", ["write_packed", "write_skeleton"]), ("1", []), ("2", ["write_skeleton"]), ("1", [])):
@@ -167,7 +158,7 @@ def noted(made: list[str], name: str, call: Callable[..., None], *given: object)
 
 def test_tokenizers_and_dequantised_models_are_read_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """So they are where products with quantised weights are wrong, for which an error names --dtype."""
-    path = save(tmp_path / "model.gguf")
+    path = save_wide(tmp_path / "model.gguf")
     monkeypatch.setattr(panels, "check_quantised", raising(ForetokenError("name a dtype")))
     assert load_tokenizer(path).eos_token == "<|im_end|>"
     assert load_model(path, CPU, torch.float32).execution == "kernel"
@@ -176,7 +167,7 @@ def test_tokenizers_and_dequantised_models_are_read_without_it(tmp_path: Path, m
 
 
 def test_without_room_for_it_transformers_makes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = save(tmp_path / "model.gguf")
+    path = save_wide(tmp_path / "model.gguf")
     monkeypatch.setattr(packed, "write_skeleton", raising(OSError(28, "No space left on device")))
     with pytest.warns(UnkeptWarning, match="No space left on device"):
         lm = load_model(path, CPU)
@@ -185,7 +176,7 @@ def test_without_room_for_it_transformers_makes_the_model(tmp_path: Path, monkey
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = save(tmp_path / "model.gguf")
+    path = save_wide(tmp_path / "model.gguf")
     monkeypatch.setattr(skeleton, "TENSORS", "/dev/full")
     with pytest.warns(UnkeptWarning, match="No space left on device"):
         load_model(path, CPU)
@@ -207,7 +198,7 @@ print(sorted({"transformers.modeling_utils", "torch._dynamo", "torch.distributed
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_the_second_start_imports_no_modelling_code(tmp_path: Path, architecture: str):
-    path = save(tmp_path / "model.gguf", architecture)
+    path = save_wide(tmp_path / "model.gguf", architecture)
     foretoken.load(path)
     done = subprocess.run([sys.executable, "-c", PROGRAM, path], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

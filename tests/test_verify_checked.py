@@ -8,6 +8,7 @@ from torch import Tensor
 
 import foretoken
 from foretoken.audit import enumerate as exact
+from foretoken.build import with_recipe
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, outcomes
 from foretoken.core.tree import Siblings
@@ -15,6 +16,7 @@ from foretoken.core.verifier import Approximate, HasAcceptance, Verifier
 from foretoken.core.walk import PathVerifier
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.names import check_pair
+from foretoken.recipe import Recipe
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.checked import checked
@@ -133,11 +135,12 @@ def test_laws_too_large_to_enumerate_name_their_limit() -> None:
 @pytest.mark.parametrize("tree", ["kary:2x2", "kary:3x1", "chain:3"])
 def test_what_the_engine_hands_to_rules_passes(tree: str) -> None:
     """Real q, draws and laws of every family, at temperatures where supports run out."""
+    base = tiny_engine()
     for law in ("iid", "without_replacement", "hub", "opaque"):
         for rule in VERIFIERS.values():
             if isinstance(rule, Solver | PathVerifier) or not rule.accepts(foretoken.law(law, 3)):
                 continue
-            engine = tiny_engine(tree=tree, verifier=rule.name, law=law)
+            engine = with_recipe(base, Recipe(tree, rule.name, law=law))
             options = {"max_new_tokens": 8, "temperature": 0.9, "top_k": 2, "seed": 3}
             want = engine.generate([3, 1, 4], **options).token_ids
             assert replace(engine, verifier=checked(rule)).generate([3, 1, 4], **options).token_ids == want
