@@ -124,29 +124,42 @@ def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=TOLERANCE[dtype])
 
 
-def check_random_steps(model: PreTrainedModel, seed: int, steps: int, dtype: torch.dtype = torch.float32) -> Rows:
-    """Random trees grown in several calls, random paths kept, on a batch of one; every logit is compared."""
+def check_random_steps(
+    model: PreTrainedModel, seed: int, steps: int, dtype: torch.dtype = torch.float32, batch: int = 1
+) -> Rows:
+    """Random trees grown in several calls, random paths kept; every logit is compared.
+
+    batch: the most rows; of several, rows of different lengths bring different numbers of nodes, also none, and join
+        and leave between steps.
+    """
     rng = random.Random(seed)
-    rows = CausalLM(model).open(1, 80)
-    committed = text(rng, 13)
-    row = rows.join()
-    rows.extend(row, committed)
-    for _ in range(steps):
-        tokens: list[int] = []
-        parents: list[int] = []
+    rows = CausalLM(model).open(batch, 80)
+    committed: list[list[int]] = []
+    for step in range(steps):
+        if not committed or (len(committed) < batch and (step < 2 or rng.random() < 0.5)):
+            committed.append(text(rng, 13 if batch == 1 else rng.randint(0, 15)))
+            rows.extend(rows.join(), committed[-1])
+        elif len(committed) > 1 and rng.random() < 0.4:
+            gone = rng.randrange(len(committed))
+            rows.leave(gone)
+            committed[gone] = committed[-1]
+            committed.pop()
+        tokens: list[list[int]] = [[] for _ in committed]
+        parents: list[list[int]] = [[] for _ in committed]
         for _ in range(rng.randint(1, 3)):
-            new = rng.randint(1, 4)
-            more, above = text(rng, new), random_parents(rng, len(tokens), new)
-            (logits,) = rows.score([more], [above])
-            assert logits.shape == (new, VOCAB)
-            first = len(tokens)
-            tokens += more
-            parents += above
-            for j in range(new):
-                chain = [tokens[i] for i in path_to(parents, first + j)]
-                assert_close(logits[j], plain(model, committed + chain), dtype)
-        path = path_to(parents, rng.randrange(-1, len(tokens)))
-        rows.keep([path])
-        committed += [tokens[i] for i in path]
-        assert rows.lengths == [len(committed)]
+            more = [text(rng, rng.randint(1, 4) if batch == 1 else rng.choice([0, 1, 1, 3])) for _ in committed]
+            above = [random_parents(rng, len(old), len(new)) for old, new in zip(tokens, more, strict=True)]
+            for r, logits in enumerate(rows.score(more, above)):
+                assert logits.shape == (len(more[r]), VOCAB)
+                first = len(tokens[r])
+                tokens[r] += more[r]
+                parents[r] += above[r]
+                for j in range(len(more[r])):
+                    chain = [tokens[r][i] for i in path_to(parents[r], first + j)]
+                    assert_close(logits[j], plain(model, committed[r] + chain), dtype)
+        paths = [path_to(of_row, rng.randrange(-1, len(of_row))) for of_row in parents]
+        rows.keep(paths)
+        for r, path in enumerate(paths):
+            committed[r] += [tokens[r][i] for i in path]
+        assert rows.lengths == [len(ids) for ids in committed]
     return rows

@@ -15,9 +15,7 @@ from models_zoo import (
     VOCAB,
     assert_close,
     check_random_steps,
-    path_to,
     plain,
-    random_parents,
     text,
     tiny,
 )
@@ -40,39 +38,7 @@ def test_trees_equal_plain_forwards_in_bfloat16(family: str, attention: str) -> 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_batch_equals_each_row_alone(family: str) -> None:
-    """Rows of different lengths bring different numbers of nodes (also none), join and leave between steps."""
-    model = tiny(family)
-    rng = random.Random(3)
-    rows = CausalLM(model).open(4, 60)
-    committed: list[list[int]] = []
-    for step in range(8):
-        if len(committed) < 4 and (step < 2 or rng.random() < 0.5):
-            committed.append(text(rng, rng.randint(0, 15)))
-            rows.extend(rows.join(), committed[-1])
-        elif len(committed) > 1 and rng.random() < 0.4:
-            gone = rng.randrange(len(committed))
-            rows.leave(gone)
-            committed[gone] = committed[-1]
-            committed.pop()
-        assert rows.lengths == [len(c) for c in committed]
-        tokens: list[list[int]] = [[] for _ in committed]
-        parents: list[list[int]] = [[] for _ in committed]
-        for _ in range(2):
-            firsts = [len(t) for t in tokens]
-            more = [text(rng, rng.choice([0, 1, 1, 3])) for _ in committed]
-            above = [random_parents(rng, f, len(m)) for f, m in zip(firsts, more, strict=True)]
-            logits = rows.score(more, above)
-            for r in range(len(committed)):
-                tokens[r] += more[r]
-                parents[r] += above[r]
-                assert logits[r].shape == (len(more[r]), VOCAB)
-                for j in range(len(more[r])):
-                    chain = [tokens[r][i] for i in path_to(parents[r], firsts[r] + j)]
-                    assert_close(logits[r][j], plain(model, committed[r] + chain), torch.float32)
-        paths = [path_to(p, rng.randrange(-1, len(p))) for p in parents]
-        rows.keep(paths)
-        for r, path in enumerate(paths):
-            committed[r] += [tokens[r][i] for i in path]
+    check_random_steps(tiny(family), seed=3, steps=8, batch=4)
 
 
 def test_batch_of_equal_rows_equals_each_row_alone() -> None:

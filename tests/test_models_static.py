@@ -1,4 +1,4 @@
-"""Fixed shapes and torch.compile change no score: padding on every family, tracing on one, the rest marked slow.
+"""Fixed shapes and torch.compile change no score: recorded on every family, traced on one, the rest marked slow.
 
 `pytest -m slow tests/test_models_static.py` makes machine code of every family and every bucket, for many minutes.
 """
@@ -66,7 +66,7 @@ def compare(fast: Rows, slow: Rows, batch: int, steps: int, most: int, seed: int
                 rows.leave(0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_padded_equals_generic(family: str, not_compiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "LEAST_SLOTS", 8)  # so that the slots grow
     model = tiny(family)
@@ -273,6 +273,7 @@ def check_planes_taken_again(model: PreTrainedModel, lm: CausalLM) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_recorded_forwards_equal_plain_ones(family: str, recording: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded to the same sizes as those that are compiled."""
     monkeypatch.setattr(static, "LEAST_SLOTS", 8)
     model = tiny(family)
     check_recorded(model, *recorded(model))
