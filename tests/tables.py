@@ -15,6 +15,7 @@ from foretoken.audit.decoding import Ids
 from foretoken.build import load
 from foretoken.core.draws import inverse_cdf
 from foretoken.core.interfaces import Drafter, Target
+from foretoken.core.laws import outcomes as law_outcomes
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
@@ -91,6 +92,22 @@ def trees(
     return [(tree, after, prob) for (tree, after), prob in outcomes(run)]
 
 
+def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is computed once for each value of its arguments, tensors on the CPU among them."""
+    found: dict[tuple[object, ...], Any] = {}
+
+    def call(*arguments: Any) -> Any:
+        key = tuple((x.dtype, x.shape, x.numpy().tobytes()) if isinstance(x, Tensor) else x for x in arguments)
+        if key not in found:
+            found[key] = function(*arguments)
+        return found[key]
+
+    return call
+
+
+enumerated_once = remembered(lambda law, q: list(law_outcomes(law, q)))
+
+
 @dataclass(frozen=True)
 class each:
     """The scores of a tree, or a walk's probabilities, from those of one node."""
@@ -109,6 +126,11 @@ class each:
 
     def argmax(self) -> list[int]:
         raise AssertionError
+
+
+def walk_law(rule: Any, tree: TokenTree, p_of: Callable[[int], Tensor]) -> dict[tuple[Ids, int], float]:
+    """{(accepted nodes, the token after them): probability} of a rule's walk through a tree."""
+    return summed(outcomes(lambda rng: rule.walk(tree, each(p_of), rng)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import random
 from collections import defaultdict
-from functools import partial
 from itertools import product
 from math import prod
 from typing import Literal
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from foretoken.audit import decoding
-from foretoken.audit.branching import outcomes
 from foretoken.core.laws import IID
 from foretoken.core.tree import TokenTree
 from foretoken.trees import static
@@ -20,7 +18,7 @@ from foretoken.trees.paths import PathTree
 from foretoken.verify import VERIFIERS, multipath
 from foretoken.verify.multipath import choose
 from rates import summed
-from tables import each, table_decoding, trees
+from tables import table_decoding, trees, walk_law
 from whole_texts import Path, Table, add_text, chance, deviation, table
 
 Outcomes = dict[tuple[tuple[int, ...], int], float]
@@ -137,8 +135,8 @@ def test_it_is_the_published_algorithm(k: int, length: int, seed: int) -> None:
         tokens = [tuple(tree.tokens[i] for i in tree.path_to(node)[1:]) for node in range(len(tree))]
         q = {path: s.q for path, s in zip(tokens, tree.siblings, strict=True) if s is not None and s.q is not None}
         expected = published(drawn_paths(tree, k), p_of, q)
-        walks = outcomes(partial(GBV.walk, tree, each(lambda node, at=tokens: p_of[at[node]])))
-        found = summed(((tokens[path[-1]], token), prob) for (path, token), prob in walks)
+        law = walk_law(GBV, tree, lambda node, at=tokens: p_of[at[node]])
+        found = summed(((tokens[path[-1]], token), prob) for (path, token), prob in law.items())
         assert decoding.deviation(found, expected) < 1e-12
 
 

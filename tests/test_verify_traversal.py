@@ -1,22 +1,19 @@
 """Rule `traversal` beside the published algorithm, transcribed on its own, on every tree of small shapes."""
 
-import itertools
 from collections import defaultdict
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import deviation
 from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import LawFamily
 from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
-from rates import summed
-from tables import each, table_decoding, trees
+from tables import table_decoding, trees, walk_law
+from whole_texts import table
 
 Outcomes = dict[tuple[tuple[int, ...], int], float]
 V = 3
@@ -79,13 +76,12 @@ def published(tree: TokenTree, p: list[Tensor], q: list[Tensor]) -> Outcomes:
 def test_it_is_the_published_algorithm(name: str, law: LawFamily, seed: int) -> None:
     """Given the draws, each accepted path and the token after it have the same probability to 1e-12."""
     rng = torch.Generator().manual_seed(seed)
-    paths = [path for depth in range(5) for path in itertools.product(range(V), repeat=depth)]
-    p_of = {path: torch.softmax(1.5 * torch.randn(V, generator=rng, dtype=torch.float64), 0) for path in paths}
+    p_of = table(V, 4, rng)
     rule = VERIFIERS["traversal"]
     drafted = trees(table_decoding(rule, law, StaticTree(SHAPES[name]), V, seed))
     for tree, _, _ in drafted:
         p = [p_of[tuple(tree.tokens[i] for i in tree.path_to(node)[1:])] for node in range(len(tree))]
         expected = published(tree, p, [torch.empty(0) if s is None or s.q is None else s.q for s in tree.siblings])
-        found = summed(outcomes(partial(rule.walk, tree, each(p.__getitem__))))
+        found = walk_law(rule, tree, p.__getitem__)
         assert deviation(found, expected) < 1e-12
     assert len(drafted) >= 8
