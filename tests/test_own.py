@@ -120,6 +120,7 @@ def check_cache(drafting: Decoder, alone: Decoder) -> None:
     assert np.array_equal(values.view(np.int32), other_values.view(np.int32))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("tree", "rule"), [("chain:3", None), ("kary:2x2", "rrsw"), ("budget:6", None)])
 def test_sampled_text_follows_the_targets_law(folders: dict[str, Path], tree: str, rule: str | None) -> None:
     """Goodness of fit of 1200 generations; false alarms: models.FALSE_ALARM for each case."""
@@ -129,6 +130,7 @@ def test_sampled_text_follows_the_targets_law(folders: dict[str, Path], tree: st
     assert [check.outcome for check in models.greedy(engine, 0).checks] == [OK, OK]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 def test_the_law_holds_where_some_tokens_are_in_4_bits(folders: dict[str, Path], tree: str) -> None:
     """Goodness of fit as above, by a drafter whose LM head has a screen, which its target's has not."""
