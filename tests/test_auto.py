@@ -33,9 +33,9 @@ from foretoken.recipe import KINDS
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.source import TranslatedSource
+from machines import EXTRA
 from rates import summed
 from tables import decodings
-from test_controller import EXTRA
 
 # Losslessness, enumerated: a text's depths depend on what was accepted before, and its law is the target's own.
 
