@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 
 from benchmarks.arena_clock import Timed, clock_table, methods, time_all, workload_of
@@ -30,6 +29,7 @@ from foretoken.measure.plot import Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
 from foretoken.measure.results import Book
+from foretoken.models.load import choose_device
 from foretoken.trees.forms import check_size, read_tree
 
 USUAL_PAIRS = ["smollm2", "smollm2-ngram", "toy"]
@@ -234,7 +234,7 @@ def command(
         trees = {n: [f"chain:{n}", *(x for x in dict.fromkeys(tree) if nodes_of(x) == n)] for n in map(nodes_of, tree)}
     course = Course(temperatures, trees, rule or known, prompts, places, max_new_tokens, seed, rounds, Path(out))
     header = {
-        **machine(torch.device(device or "cpu")), "prompts": prompts, "places": places,
+        **machine(choose_device(device)), "prompts": prompts, "places": places,
         "max_new_tokens": max_new_tokens, "rounds": rounds, "seed": seed,
     }  # fmt: skip
     report = Report("The arena: drafters, trees and rules", header)

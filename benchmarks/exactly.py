@@ -1,16 +1,16 @@
 """What a rule does on one pair (p, q), enumerated over every draw."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from foretoken.audit.enumerate import remembering
 from foretoken.core.laws import Law, Opaque, outcomes
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import Verifier
 from foretoken.measure.child_acceptance import draw, first_places, siblings
-from foretoken.verify.published.plan import Solver
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +38,9 @@ def enumerated(rule: Verifier, law: Law, p: Float[Tensor, " v"], q: Float[Tensor
     """Every draw of `law` with its probability and its row, so for small vocabularies only."""
     by_draw = torch.zeros(law.k, dtype=torch.float64)
     accepted, emitted = torch.zeros_like(p), torch.zeros_like(p)
-    row_given = rows_of(rule, law, p, q)
+    rule = remembering(rule)
     for draws, prob in _outcomes(law, q):
-        row = row_given(draws)
+        row = rule(p, siblings(draws, q, law))
         emitted += prob * row
         for place, x in first_places(draws):
             by_draw[place] += prob * row[x]
@@ -52,16 +52,6 @@ def _outcomes(law: Law, q: Float[Tensor, " v"]) -> Iterable[tuple[tuple[int, ...
     if isinstance(law, Opaque):
         return [(draw(law, q, 1, torch.Generator())[0], 1.0)]
     return outcomes(law, q)
-
-
-def rows_of(
-    rule: Verifier, law: Law, p: Float[Tensor, " v"], q: Float[Tensor, " v"]
-) -> Callable[[tuple[int, ...]], Float[Tensor, " v"]]:
-    """draws -> row; a solver solves once for all of them."""
-    if isinstance(rule, Solver):
-        plan = rule.plan(p, q, law)
-        return lambda draws: torch.from_numpy(plan.row(draws)).to(p)
-    return lambda draws: rule(p, siblings(draws, q, law))
 
 
 def standard_error(mass: Float[Tensor, "n m k"]) -> float:

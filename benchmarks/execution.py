@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.expand import SIZES, Expand, expand
@@ -29,6 +29,7 @@ from foretoken.measure.forwards import OurPath, Path, Place, Round, measure, tok
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS
+from foretoken.measure.pair import as_loaded
 from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Line, Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Cell, Report, Spread
@@ -166,8 +167,7 @@ def load_forwards(
     size = None if expansion is None else SIZES[expansion]
     chosen = choose_device(device)
     compiled = load_model(target, chosen, choose_dtype(dtype))
-    loaded: Any = AutoModelForCausalLM.from_pretrained(located(target), dtype=compiled.dtype)
-    theirs: PreTrainedModel = loaded.to(chosen).eval()
+    theirs = as_loaded(target, compiled)
     label = "as loaded"
     if size is not None:
         theirs = expand(theirs, size, seed)

@@ -40,7 +40,6 @@ from foretoken.engine import Engine
 from foretoken.measure.pair import LABEL, Pair, as_loaded
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import choose_device, choose_dtype, load_model, load_tokenizer
-from foretoken.models.named import AUTO, OFF, ON
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 
@@ -212,13 +211,7 @@ def _placed(new: Tensor, source: Tensor) -> Tensor:
     return new
 
 
-def expanded(engine: Engine, target: str, expansion: str, seed: int = 0, compile: str = AUTO) -> Engine:
-    """The engine with its target, loaded from `target`, at the cost of "100m", "300m" or "1b" parameters."""
-    model = expand(as_loaded(target, engine.target.lm), SIZES[expansion], seed)
-    return _in_place_of_target(engine, model, f"expanded {expansion}", compile)
-
-
-def with_cost_ratio(engine: Engine, drafter: str, ratio: float, seed: int = 0, compile: str = AUTO) -> Engine:
+def with_cost_ratio(engine: Engine, drafter: str, ratio: float, seed: int = 0) -> Engine:
     """The engine with its drafter, loaded from `drafter`, at the cost of this share of the target's parameters."""
     if not isinstance(engine.drafter, LMDrafter) or not isinstance(engine.drafter.lm, CausalLM):
         raise ForetokenError(f"Drafter {drafter} is no language model whose cost could be changed: drop --cost-ratio.")
@@ -227,24 +220,21 @@ def with_cost_ratio(engine: Engine, drafter: str, ratio: float, seed: int = 0, c
     with torch.device("meta"):  # the target's own weights may be packed
         params = AutoModelForCausalLM.from_config(engine.target.lm.model.config).num_parameters()
     model = expand(as_loaded(drafter, engine.drafter.lm), int(ratio * params), seed)
-    if compile != OFF:
-        pack(model)
-    lm = CausalLM(model, f"{engine.drafter.name} (cost {ratio:g} of the target's)", traced=compile == ON)
+    pack(model)
+    lm = CausalLM(model, f"{engine.drafter.name} (cost {ratio:g} of the target's)")
     return with_recipe(replace(engine, source=replace(engine.source, lm=lm)), engine.recipe)
 
 
-def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str, compile: str) -> Engine:
-    if compile != OFF:
-        pack(model)
-    name = f"{engine.target.name} ({label})"
-    return replace(engine, target=LMTarget(CausalLM(model, name, traced=compile == ON)))
+def _in_place_of_target(engine: Engine, model: PreTrainedModel, label: str) -> Engine:
+    pack(model)
+    return replace(engine, target=LMTarget(CausalLM(model, f"{engine.target.name} ({label})")))
 
 
 def expanded_pair(pair: Pair, expansion: str, seed: int) -> Pair:
     """The pair with both copies of its target at the cost of "100m", "300m" or "1b" parameters."""
     theirs = expand(pair.target, SIZES[expansion], seed)
     label = label_of(expansion)
-    engine = _in_place_of_target(pair.engine, copy.deepcopy(theirs), label, AUTO)
+    engine = _in_place_of_target(pair.engine, copy.deepcopy(theirs), label)
     return replace(pair, engine=engine, target=theirs, label=label, num_params=theirs.num_parameters())
 
 
@@ -263,7 +253,8 @@ def load_expanded(
     engine = load(target, drafter=drafter, device=device, dtype=dtype)
     options.spare_threads(size or engine.target.lm.model.num_parameters())
     if expansion is not None:
-        engine = expanded(engine, target, expansion, seed)
+        model = expand(as_loaded(target, engine.target.lm), SIZES[expansion], seed)
+        engine = _in_place_of_target(engine, model, f"expanded {expansion}")
     return engine if cost_ratio is None else with_cost_ratio(engine, drafter, cost_ratio, seed)
 
 

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import GenerationConfig
 
 from benchmarks.serving import Server, all_at_once, conversations, served
 from foretoken.build import load, plain
@@ -33,7 +32,7 @@ from foretoken.engine import Engine
 from foretoken.measure.harness import WARM_TOKENS, Block, Turn, blocks, interleave, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import OURS, THEIRS, Foretoken, Method, Transformers
-from foretoken.measure.pair import as_loaded
+from foretoken.measure.pair import theirs_of
 from foretoken.measure.plot import OUR_COLOR, THEIR_COLOR, Bar, Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report, Spread
@@ -229,8 +228,7 @@ def command(
 
     engines = ours(target)
     lm = engines[OURS].target.lm
-    theirs = as_loaded(target, lm)
-    theirs.generation_config = GenerationConfig(pad_token_id=0)  # no EOS, no sampling defaults
+    theirs = theirs_of(target, lm)
     ids = encoded(engines[OURS], asked, max_new_tokens)
     peers = {name: in_process(Foretoken(engine), ids) for name, engine in engines.items()}
     peers[THEIRS] = in_process(Transformers("plain", theirs), ids)

@@ -20,12 +20,12 @@ from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
-from foretoken.core.shapes import Float
 from foretoken.measure.clocks import WALL, seconds
 from foretoken.measure.forwards import OurPath, Path, Place, Round, measure
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report, Spread
+from foretoken.measure.teacher_forcing import logits_at
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.named import located
@@ -121,7 +121,8 @@ def distance(lm: CausalLM, plain: Any, ids: Sequence[int]) -> Distance:
     losses: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(ids) - 1, WINDOW):
         part = list(ids[start : start + WINDOW])
-        ours, theirs = _all_scores(lm, part).log_softmax(-1), plain(torch.tensor([part])).logits[0].log_softmax(-1)
+        ours = logits_at(lm, [part], [(0, place) for place in range(len(part))], lm.vocab_size).log_softmax(-1)
+        theirs = plain(torch.tensor([part])).logits[0].log_softmax(-1)
         apart.append((ours.exp() - theirs.exp()).abs().sum(-1) / 2)
         target = torch.tensor(part[1:])[:, None]
         losses.append((-ours[:-1].gather(1, target), -theirs[:-1].gather(1, target)))
@@ -130,19 +131,11 @@ def distance(lm: CausalLM, plain: Any, ids: Sequence[int]) -> Distance:
     return Distance(len(tv), float(tv.mean()), float(tv.quantile(0.99)), *ppl)
 
 
-def _all_scores(lm: CausalLM, ids: list[int]) -> Float[Tensor, "n v"]:
-    rows = lm.open(1, len(ids))
-    rows.extend(rows.join(), ids[:1])
-    # The first token is text; the others are a chain of nodes behind it, after each of which there are scores.
-    first = rows.score([[ids[0]]], [[-1]])[0].clone()
-    rows.keep([[]])
-    (rest,) = rows.score([ids[1:]], [list(range(-1, len(ids) - 2))])
-    return torch.cat([first, rest])
-
-
-def report(header: dict[str, Any], turns: Sequence[Turn[Round, float]], apart: Distance | None) -> Report:
+def report(
+    header: dict[str, Any], turns: Sequence[Turn[Round, float]], apart: Distance | None, interrupted: bool
+) -> Report:
     """A table of forwards, and one of the distance from the float32 model."""
-    found = Report("benchmarks quantised", header)
+    found = Report("benchmarks quantised", header, [], interrupted)
     table = found.table("forwards", ["nodes", "context", "batch", "ours ms", "ours tokens/s", "llama.cpp ms", "x"])
     for place in dict.fromkeys(turn.block.place for turn in turns):
         here = [turn for turn in turns if turn.block.place == place]
@@ -192,11 +185,10 @@ def command(
     if theirs is not None:
         paths[THEIRS] = theirs
     done: list[Turn[Round, float]] = []
-    until_interrupted(measure(paths, places, rounds, now, options.progress), done)
+    interrupted = until_interrupted(measure(paths, places, rounds, now, options.progress), done)
     apart = None
-    if text is not None:
+    if text is not None and not interrupted:
         encode: Callable[[str], list[int]] = load_tokenizer(file).encode
         plain = dequantised_model(file, torch.float32).eval()
         apart = distance(lm, plain, encode(File(text).read_text(encoding="utf-8"))[:num_tokens])
-    options.progress("")
-    show(report(header, done, apart), json_, markdown)
+    show(report(header, done, apart, interrupted), json_, markdown)

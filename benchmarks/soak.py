@@ -232,7 +232,10 @@ def command(
             _wait(url, server)
             found = asyncio.run(soak(url, server, all_tasks, users, minutes, seed))
             server.send_signal(signal.SIGTERM)
-            found.outcomes["exit code of the server"] = server.wait(END_S)
+            try:
+                found.outcomes["exit code of the server"] = server.wait(END_S)
+            except subprocess.TimeoutExpired:
+                found.outcomes[f"failed: the server did not end within {END_S:g} seconds"] += 1
         finally:
             server.kill()
     _report(found, {"users": users, "minutes": minutes, "seed": seed}, json_, markdown)

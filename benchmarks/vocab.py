@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks.expand import Expand, expanded_pair
 from benchmarks.overlap import longest_overlap
@@ -28,11 +28,10 @@ from foretoken.engine import Engine
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import OURS, Foretoken, Run, Transformers
-from foretoken.measure.pair import constant_drafts, load_pair
+from foretoken.measure.pair import constant_drafts, load_pair, theirs_of
 from foretoken.measure.report import Report
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import load_model, load_tokenizer
-from foretoken.models.named import located
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer
 from foretoken.recipe import PLAIN, SAME, VOCABS, Recipe
@@ -299,9 +298,7 @@ def ways(
                     found += [
                         Way(f"slrs n={n}", name, tree, ours(replace(drafter, lookahead=n), rule)) for n in lookaheads
                     ]
-        model: Any = AutoModelForCausalLM.from_pretrained(located(name), dtype=like.dtype)
-        model.generation_config = GenerationConfig(pad_token_id=0)
-        assistant, both = model.to(like.device).eval(), (target_tokenizer, tokenizer)
+        assistant, both = theirs_of(name, lm), (target_tokenizer, tokenizer)
         drafts = constant_drafts(THEIR_DRAFTS)
         runs = TwoVocabularies("two vocabularies", theirs, 1, {}, assistant, drafts, tokenizers=both)
         found.append(Way(runs.name, name, f"{THEIR_DRAFTS} drafts", runs))

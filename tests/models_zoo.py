@@ -17,6 +17,7 @@ import transformers as hf
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from foretoken.core.tree import path_to
 from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
@@ -110,14 +111,6 @@ def plain(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 def random_parents(rng: random.Random, first: int, n: int) -> list[int]:
     """Chains and branches: half of the nodes follow the newest node, the rest any earlier one or the text."""
     return [j - 1 if rng.random() < 0.5 else rng.randrange(-1, j) for j in range(first, first + n)]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def assert_close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:

@@ -170,7 +170,7 @@ def test_more_rounding_than_usual_is_no_fault_and_hides_none(
 def test_a_float_tie_is_told_from_an_error() -> None:
     engine = tiny_engine()
     prompt = [1, 2, 3]
-    logits = models.plain_logits(engine.target, [prompt])[0, -1]
+    logits = models.last_logits(engine.target, [prompt])[0]
     best, second = logits.topk(2).indices.tolist()
     tie, what = models._parting(engine.target, prompt, [best], [second])
     assert not tie

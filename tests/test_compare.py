@@ -7,7 +7,7 @@ from torch import Tensor
 import tiny
 from benchmarks import pairs as rows
 from benchmarks.exactly import enumerated, standard_error
-from foretoken.audit.models import plain_logits
+from foretoken.audit.models import last_logits
 from foretoken.build import load
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, WithoutReplacement
@@ -78,7 +78,7 @@ def test_teacher_forcing_scores_each_position_with_its_own_prefix() -> None:
     scored = rows.score_text(engine, [text, text[:20]], 7)
     assert scored.target.shape == scored.drafter.shape == (7, engine.target.vocab_size)
     ids = tiny.tokenizer()(text)["input_ids"]
-    plain = plain_logits(engine.target, [ids[: rows.LEAST_CONTEXT]])[0, -1]
+    plain = last_logits(engine.target, [ids[: rows.LEAST_CONTEXT]])[0]
     torch.testing.assert_close(scored.target[0], plain, rtol=1e-4, atol=1e-4)
     p, q = scored.rows(0.5, draft_temperature=2.0)
     torch.testing.assert_close(p, torch.softmax(scored.target.double() / 0.5, 1))

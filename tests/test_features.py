@@ -8,12 +8,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.tree import path_to
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from models_zoo import FAMILIES, TOLERANCE, path_to, random_parents, text, tiny
+from models_zoo import FAMILIES, TOLERANCE, random_parents, text, tiny
 
 LAYERS = (2, FINAL, 0)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tiny
+from foretoken.core.tree import path_to
 from foretoken.heads import HEADS
 from foretoken.heads.dflash import DFlash
 from foretoken.heads.eagle import Gumiho
@@ -24,7 +25,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.panels import pack
 from foretoken.models.parts import TargetParts, parts
-from models_zoo import FAMILIES, path_to
+from models_zoo import FAMILIES
 from models_zoo import tiny as zoo
 
 TOLERANCE = 2e-5  # float32, two orders of summation, logits of size ~1

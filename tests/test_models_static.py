@@ -17,12 +17,13 @@ from transformers import PreTrainedModel
 import foretoken
 import test_features
 from foretoken.core.errors import ForetokenError
+from foretoken.core.tree import path_to
 from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
 from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, power_of_two
-from models_zoo import FAMILIES, assert_close, path_to, random_parents, text, tiny
+from models_zoo import FAMILIES, assert_close, random_parents, text, tiny
 from tiny import tokenizer
 
 # inductor's own, on importing its parts

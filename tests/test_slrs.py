@@ -17,7 +17,7 @@ from foretoken.core.laws import Opaque
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
-from foretoken.core.tree import PricedSiblings, chain
+from foretoken.core.tree import PricedSiblings, chain, path_to
 from foretoken.core.walk import draw
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.models.causal_lm import CausalLM
@@ -29,7 +29,6 @@ from foretoken.vocab.price import Price
 from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
-from models_zoo import path_to
 from raising import raising
 from rates import summed
 

@@ -7,13 +7,13 @@ rounding. Other executions (torch, GPUs) have no such guarantee: their order of 
 """
 
 import random
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from foretoken.audit.report import NONE, Check, Section, verdict
 from foretoken.core.shapes import Float
+from foretoken.core.tree import path_to
 from foretoken.models.causal_lm import CausalLM
 
 NODES = 12  # of a tree
@@ -62,14 +62,6 @@ def _scores(
     for text in texts:
         rows.extend(rows.join(), text)
     return [logits.clone() for logits in rows.score(trees, parents)]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    """Return the nodes of a tree after a text, from the first one down to `node`; none for -1.
-
-    parents: the parent of each node, -1 for one that follows the text itself.
-    """
-    return [] if node < 0 else [*path_to(parents, parents[node]), node]
 
 
 def _by_token(lm: CausalLM, text: list[int], tree: list[int], parents: list[int]) -> Float[Tensor, "n v"]:

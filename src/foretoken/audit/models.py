@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from foretoken.audit import fit
-from foretoken.audit.bits import KERNEL, path_to
+from foretoken.audit.bits import KERNEL
 from foretoken.audit.report import FAILED, NONE, OK, WEAK, Check, Section, largest, verdict
 from foretoken.audit.wrong import LikeliestDraft
 from foretoken.core.interfaces import Drafter
@@ -27,6 +27,7 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
 from foretoken.core.shapes import Float
+from foretoken.core.tree import path_to
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
 from foretoken.draft.hybrid import HybridDrafter
@@ -72,31 +73,21 @@ def prompts(engine: Engine, seed: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def plain_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b t v"]:
-    """Return logits after every position of b texts, by transformers' own forward, float32 or float64 [b, t, v].
-
-    target: the model.
-    ids: the ids of each text, all of one length t.
-    """
-    lm = target.lm
-    logits = lm.model(input_ids=torch.tensor([list(row) for row in ids], device=lm.device), use_cache=False)[0]
-    return logits.double() if logits.dtype == torch.float64 else logits.float()
-
-
-@torch.inference_mode()
 def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor, "b v"]:
-    """Return logits after the last position of b texts, by plain forwards of the model [b, v].
+    """Return logits after the last position of b texts, by plain forwards of the model, float32 or float64 [b, v].
 
-    Products with quantised weights round the activations to 8 bits. Two orders of the same sums then differ by whole
-    steps of that rounding, so that transformers' own forward is no reference for such models: theirs is plain decoding
-    in the backend that is audited.
+    They are transformers' own forwards, but for quantised weights: products with these round the activations to 8 bits.
+    Two orders of the same sums then differ by whole steps of that rounding, so that transformers' own forward is no
+    reference for such models; theirs is plain decoding in the backend that is audited.
 
     target: the model.
     ids: the ids of each text, all of one length.
     """
     lm = target.lm
     if not lm.quantised:
-        return plain_logits(target, ids)[:, -1]
+        texts = torch.tensor([list(row) for row in ids], device=lm.device)
+        logits = lm.model(input_ids=texts, use_cache=False)[0][:, -1]
+        return logits if logits.dtype == torch.float64 else logits.float()
     rows = lm.open(len(ids), len(ids[0]))
     for row in ids:
         rows.extend(rows.join(), row[:-1])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.shapes import Float
+from foretoken.core.tree import path_to
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 
@@ -48,7 +49,7 @@ class TableTree:
 
     def before(self, node: int) -> list[int]:
         """Return the tokens from the tree's top down to `node`; none for -1."""
-        return [] if node < 0 else [*self.before(self.parents[node]), self.tokens[node]]
+        return [self.tokens[i] for i in path_to(self.parents, node)]
 
 
 class TableRows(Rows):

@@ -92,10 +92,19 @@ class TokenTree:
 
     def path_to(self, node: int) -> tuple[int, ...]:
         """Return the nodes from the root to `node`, both included."""
-        path = [node]
-        while path[-1] > 0:
-            path.append(self.parents[path[-1]])
-        return tuple(reversed(path))
+        return tuple(path_to(self.parents, node))
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Return the nodes from the first one down to `node`, both included; none for -1.
+
+    parents: the parent of each node, -1 for one that has none.
+    """
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 @dataclass

@@ -180,7 +180,11 @@ class Prefix(nn.Module):
         self.norm = RMSNorm(shape.hidden, shape.eps)
 
     def forward(self, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the prefix states; the arguments are those of `Hydra.prefix_states`, `states` being scaled."""
+        """Return the prefix states [b, n, d].
+
+        states: the target's states, scaled [b, n, d].
+        cos, sin, attend: as in `Hydra.prefix_states`.
+        """
         return self.norm(self.layers[0](states, cos, sin, attend))
 
 

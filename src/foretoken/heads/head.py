@@ -130,7 +130,9 @@ def check_sizes(kind: str, layers: int | None, levels: int | None, trimmed: bool
     if kind == "eagle3" and layers is not None:
         raise ForetokenError("Head eagle3 has one layer, so that it takes no number of layers.")
     if kind != "eagle3" and trimmed:
-        raise ForetokenError(f"Head {kind} drafts all of its target's tokens: only eagle3 can have a trimmed draft vocabulary.")
+        raise ForetokenError(
+            f"Head {kind} drafts all of its target's tokens: only eagle3 can have a trimmed draft vocabulary."
+        )
     least = make.least_levels or 1
     if (layers is not None and layers < 1) or (levels is not None and levels < least):
         raise ForetokenError(f"Head {kind} needs at least 1 layer and {least} levels, not {layers} and {levels}.")

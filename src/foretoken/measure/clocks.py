@@ -72,7 +72,7 @@ class Clock:
         halts: another clock that stands still while this one runs, so that no second is counted twice.
         """
         self._halts, self._halted = halts, 0
-        self._wait = torch.cuda.synchronize if device is not None and device.type == "cuda" else None
+        self._wait = partial(torch.cuda.synchronize, device) if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
         self._depth, self._since, self._lapped = 0, 0.0, 0.0
 

@@ -14,7 +14,7 @@ class MemoryGrowth:
 
     def __init__(self, device: torch.device) -> None:
         """Begin a measurement; device: where the models run."""
-        self._cuda = device.type == "cuda"
+        self._gpu = device if device.type == "cuda" else None
         self._base: int | None = None
         self._peak = 0
         self._calls = 0
@@ -32,8 +32,8 @@ class MemoryGrowth:
             return
         if self._base is None:
             self._base = now
-            if self._cuda:
-                torch.cuda.reset_peak_memory_stats()
+            if self._gpu is not None:
+                torch.cuda.reset_peak_memory_stats(self._gpu)
         self._peak = max(self._peak, now)
 
     def bytes_per_token(self, num_tokens: int) -> float | None:
@@ -41,8 +41,9 @@ class MemoryGrowth:
         return None if self._base is None else (self._peak - self._base) / num_tokens
 
     def _bytes(self) -> int | None:
-        if self._cuda:
-            return torch.cuda.memory_allocated() if self._base is None else torch.cuda.max_memory_allocated()
+        if self._gpu is not None:
+            known = torch.cuda.memory_allocated if self._base is None else torch.cuda.max_memory_allocated
+            return known(self._gpu)
         if not STATM.exists():
             return None
         return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

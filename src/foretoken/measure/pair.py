@@ -62,16 +62,13 @@ def load_pair(
     engine = load(target, drafter=drafter, verifier=verifier, vocab=vocab, device=device, dtype=dtype, compile=compile)
     engine = replace(engine, eos_ids=frozenset())  # every run has the same length
     lm = engine.target.lm
-    theirs = as_loaded(target, lm)
+    theirs = theirs_of(target, lm)
     label = getattr(lm.weights.config, LABEL, "as loaded")
     assistant = None
     if engine.kind == SAME:  # two vocabularies in transformers: see benchmarks/vocab.py
         assert isinstance(engine.drafter, LMDrafter)
         assert isinstance(engine.drafter.lm, CausalLM)
-        assistant = as_loaded(str(drafter), engine.drafter.lm)
-    for model in (theirs, assistant):
-        if model is not None:
-            model.generation_config = GenerationConfig(pad_token_id=0)  # no EOS, no sampling defaults
+        assistant = theirs_of(str(drafter), engine.drafter.lm)
     return Pair(engine, theirs, assistant, label, sum(p.numel() for p in theirs.parameters()))
 
 
@@ -88,6 +85,16 @@ def as_loaded(source: str, like: CausalLM) -> PreTrainedModel:
         else AutoModelForCausalLM.from_pretrained(source, dtype=like.dtype)
     )
     return model.to(like.device).eval()
+
+
+def theirs_of(source: str, like: CausalLM) -> PreTrainedModel:
+    """Return a model as transformers is to run it: without end-of-text tokens and without sampling defaults of its own.
+
+    source, like: as in `as_loaded`.
+    """
+    model = as_loaded(source, like)
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    return model
 
 
 def methods(
