@@ -319,3 +319,21 @@ def test_a_chain_of_certain_draws_is_told_from_others() -> None:
     assert not any(is_chain(grown(other)) for other in others)
     assert not any(is_chain(grown((0, one), (1, siblings))) for _, siblings in others)
     assert not is_chain(grown((0, Siblings((1, 2), q, IID(2))), (1, one)))
+
+
+@pytest.mark.parametrize(
+    ("name", "law"), [("traversal", WithoutReplacement), ("block-transport", IID), ("block-pairwise", IID)]
+)
+def test_a_tree_may_be_deeper_than_pythons_stack(name: str, law: type[IID]) -> None:
+    """Where p is q every draft token on the first path is accepted, down to the branches at its end."""
+    depth, q = 1500, torch.full((2,), 0.5)
+    inner = (Siblings((0,), q, law(1)),) * depth
+    tree = TokenTree(
+        tokens=(0,) * (depth + 2) + (1,),
+        parents=(*range(-1, depth + 1), depth),
+        siblings=(*inner, Siblings((0, 1), q, law(2)), None, None),
+    )
+    path, token = VERIFIERS[name].walk(tree, lambda nodes: q.expand(len(nodes), -1), seeded(0))
+    assert path[: depth + 1] == tuple(range(depth + 1))
+    assert len(path) == depth + 2
+    assert token in (0, 1)

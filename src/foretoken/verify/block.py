@@ -60,7 +60,7 @@ Sources: Sun et al. 2024, Block Verification Accelerates Speculative Decoding, a
 chain). Weng et al. 2025, Traversal Verification, arXiv:2505.12398. Weng et al. 2026, UniVer, arXiv:2605.04543.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,8 +82,7 @@ from foretoken.verify.pairwise import Pairwise
 from foretoken.verify.rejection import RRSw, Standard, recursive_row
 from foretoken.verify.rule import TINY, is_one_draw
 
-After = Callable[[int], Float[Tensor, " v"]]  # from the index of a node to p after it; called once per visited node
-Outcome = tuple[tuple[int, ...], int] | None  # the accepted path from a node down, the token after it; None: rejected
+Visit = Iterator[tuple[int, float] | int]  # what `TreeBlock._visit` yields
 
 
 @dataclass(frozen=True)
@@ -254,19 +253,34 @@ class TreeBlock:
             return walk(tree, probabilities, self.rule, rng)
         if is_chain(tree):  # `block` gives every outcome the same probability, in one compiled pass
             return BLOCK.walk(tree, probabilities, rng)
-        outcome = self._visit(tree, 0, 1.0, lambda node: probabilities(range(node, node + 1))[0], rng)
-        assert outcome is not None
-        return outcome
 
-    def _visit(self, tree: TokenTree, node: int, weight: float, after: After, rng: Random) -> Outcome:
+        def visit(node: int, weight: float) -> tuple[int, Visit]:
+            return node, self._visit(tree, node, weight, probabilities(range(node, node + 1))[0], rng)
+
+        path = [visit(0, 1.0)]
+        while True:  # not by recursion, since a tree may be deeper than Python's stack
+            found = next(path[-1][1], None)
+            if found is None:
+                path.pop()
+            elif isinstance(found, tuple):
+                path.append(visit(*found))
+            else:
+                return tuple(node for node, _ in path), found
+
+    def _visit(self, tree: TokenTree, node: int, weight: float, p: Float[Tensor, " v"], rng: Random) -> Visit:
         """Accept `node` with probability `weight` and go on from it, or reject it.
+
+        Yields (child, weight of the child) for each child to visit, and goes on once that child is rejected; then the
+        token that follows the node, or nothing more where the node is rejected.
 
         Where a node has at most one draw, not of a random number, and p and q are in CPU memory with one dtype, `row`
         stays None. Compiled loops then compute what `law` would, and no row is written where the child is accepted.
 
-        after: gives p after a node.
+        tree, node, weight: the node that is visited, and with which weight.
+        p: target probabilities after the node [v].
+        rng: the source of random numbers.
         """
-        siblings, p = tree.siblings[node], after(node)
+        siblings = tree.siblings[node]
         if siblings is not None and siblings.law.k == 0:
             siblings = None
         q, draws = (None, ()) if siblings is None else (siblings.q, siblings.draws)
@@ -280,9 +294,7 @@ class TreeBlock:
             if share > 0:
                 child = tree.child(node, token)
                 assert child is not None
-                outcome = self._visit(tree, child, min(1.0, share / left), after, rng)
-                if outcome is not None:
-                    return (node, *outcome[0]), outcome[1]
+                yield child, min(1.0, share / left)
                 left = max(left - share, TINY)
         if row is None:
             token = _end(p, q, weight, rng)
@@ -293,7 +305,8 @@ class TreeBlock:
             if weight == 1.0:  # what rounding left there must not reject the root
                 row[-1] = 0.0
             token = draw(row, rng)
-        return None if token == len(p) else ((node,), token)
+        if token < len(p):
+            yield token
 
     def law(self, p: Float[Tensor, " v"], siblings: Siblings | None, weight: float) -> Float[Tensor, " v1"]:
         """Return the distribution of the token after a visited node, given its draws, float64 [v + 1].
