@@ -26,7 +26,13 @@ def test_a_whole_one_passes(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("[]", "is not a JSON object"), ("{", "is not JSON"), ("\x00", "is not JSON")]
+    ("text", "words"),
+    [
+        ("[]", "is not a JSON object"),
+        ("{", "is not JSON"),
+        ("\x00", "is not JSON"),
+        pytest.param("[" * 100_000, "is not JSON", id="nested"),
+    ],
 )
 def test_a_broken_configuration(folder: Path, text: str, words: str) -> None:
     (folder / "config.json").write_text(text)

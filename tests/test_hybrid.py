@@ -281,6 +281,16 @@ def test_the_folder_after_a_lookup_is_found_from_elsewhere(folders, monkeypatch,
     assert EngineOptions(target=folders["target"], drafter="suffix+self").anywhere().drafter == "suffix+self"
 
 
+@pytest.mark.parametrize(("before", "content"), [("list:", "[-1, 0, 0]"), ("sequoia:4@", '{"acceptance": [0.6, 0.2]}')])
+def test_the_file_of_a_tree_is_found_from_elsewhere(folders, monkeypatch, tmp_path, before, content):
+    monkeypatch.chdir(tmp_path)
+    pair = {name: folders[name] for name in ("target", "drafter")}
+    (tmp_path / "shape.json").write_text(content)
+    options = EngineOptions(**pair, tree=f"{before}shape.json").anywhere()
+    assert options.tree == f"{before}{tmp_path / 'shape.json'}"
+    assert EngineOptions(**pair, tree="kary:2x2").anywhere().tree == "kary:2x2"
+
+
 class NoneAtHalf:
     """Drafts token 0 or, at every second step in the mean, nothing, and prices what it drew."""
 

@@ -56,6 +56,7 @@ BAD = [
     (["generate", "x", "--target", ""], "There is no model '' here"),
     (["generate", "x", "--drafter", ""], "There is no model '' here"),
     (["generate", "x", "--ray-cpus", "-1"], "ray_cpus is -1"),
+    (["generate", "x", "--ray", "1", "--json", "--trace", "t.html"], "leave out --trace and --json"),
     (["generate", "x", "--drafter", NONE], NONE),
     (["generate", "x", "--profile", NONE], NONE),
     (["generate", "x", "--tree", "bush:3"], "bush"),

@@ -298,7 +298,7 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ForetokenError(f"{path} is not JSON: remove it or put the head's own one there.") from error
     if not isinstance(config, dict):
         raise ForetokenError(f"{path} is no JSON object: remove it or put the head's own one there.")

@@ -97,7 +97,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ForetokenError where it cannot be read or holds none."""
     try:
         found = json.loads(read_text(str(path), "file"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ForetokenError(f"{path} is not JSON ({error}): mend it, or {AGAIN}.") from error
     if not isinstance(found, dict):
         raise ForetokenError(f"{path} is not a JSON object: mend it, or {AGAIN}.")

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
@@ -112,6 +113,16 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
         raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
     check_parents(parents)
     return (tuple(parents),)
+
+
+def anywhere(spec: str) -> str:
+    """Return the name of a tree for a process that runs in another folder: a file in it has its absolute path.
+
+    spec: the name as users write it.
+    """
+    kind, _, rest = spec.partition(":")
+    before, at, file = rest.partition("@") if kind == "sequoia" else ("", "", rest)
+    return f"{kind}:{before}{at}{Path(file).absolute()}" if kind in ("sequoia", "list") else spec
 
 
 def read_acceptance(path: str) -> list[float]:
