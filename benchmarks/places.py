@@ -11,7 +11,7 @@ from torch import Tensor
 from foretoken.build import load, plain
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
-from foretoken.core.interfaces import FeatureSession, LearningSession
+from foretoken.core.interfaces import LearningSession
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence as Running
@@ -122,7 +122,7 @@ def drafted_along(
             else:
                 sequence.ids += text.answer[sequence.num_new : text.places[turn]]
         running = list(decoder.sequences)
-        if isinstance(decoder.drafter, LearningSession) and isinstance(decoder.target, FeatureSession):
+        if isinstance(decoder.drafter, LearningSession):
             decoder.drafter.learn(decoder.target.features(running))
         trees = decoder.drafter.propose(running)
         for sequence, tree, scores in zip(running, trees, decoder.target.score(running, trees), strict=True):

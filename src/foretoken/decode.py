@@ -6,18 +6,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from foretoken.core.errors import DraftError, ForetokenError
+from foretoken.core.errors import DraftError
 from foretoken.core.interfaces import (
     Drafter,
     DraftSession,
     FeatureDrafter,
-    FeatureSession,
-    FeatureTarget,
     GuestSession,
     LearningSession,
     Path,
     Target,
-    TargetSession,
 )
 from foretoken.core.permitted import permitted
 from foretoken.core.random import Random
@@ -92,19 +89,17 @@ class Decoder:
         batch: the most sequences at a time.
         slots: the most tokens of a sequence: prompt, output and the nodes of one tree together.
         observer: is called at every step for every sequence; None: nothing is.
-
-        Raises ForetokenError for a drafter of hidden states that the target does not give.
         """
         self.name = target.name
         self.observer = observer or nobody
         self.walk = walk_of(verifier)
         self.gave_up = False
         self.sequences: list[Sequence] = []
-        self.target = _open(target, drafter, batch, slots)
+        layers = drafter.feature_layers if isinstance(drafter, FeatureDrafter) else ()
+        self.target = target.open(batch, slots, layers)
         self.drafter: DraftSession = drafter.open(batch, slots)
         if isinstance(self.drafter, GuestSession):
             self.drafter.share(self.target)
-        self._features = self.target if isinstance(self.target, FeatureSession) else None
         self._learner = self.drafter if isinstance(self.drafter, LearningSession) else None
         self._drafted: list[TokenTree] = []  # the trees of the present step, as the drafter proposed them
         self._places: list[Seq[int]] = []  # per scored tree, the index of each of its nodes in the drafted tree
@@ -144,8 +139,8 @@ class Decoder:
         return steps
 
     def _propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        if self._learner is not None and self._features is not None:
-            self._learner.learn(self._features.features(sequences))
+        if self._learner is not None:
+            self._learner.learn(self.target.features(sequences))
         self._drafted = self.drafter.propose(sequences)
         allowed = [permitted(*each) for each in zip(sequences, self._drafted, strict=True)]
         self._places = [places for _, places in allowed]
@@ -181,12 +176,3 @@ class Decoder:
                 stacklevel=4,
             )
         self.drafter, self._learner = NoDrafter(), None
-
-
-def _open(target: Target, drafter: Drafter, batch: int, slots: int) -> TargetSession:
-    """Open the target's session, with hidden states if the drafter reads any."""
-    if not isinstance(drafter, FeatureDrafter):
-        return target.open(batch, slots)
-    if not isinstance(target, FeatureTarget):
-        raise ForetokenError(f"Drafter {drafter.name} reads hidden states, which target {target.name} does not give.")
-    return target.open_with_features(batch, slots, drafter.feature_layers)

@@ -66,17 +66,14 @@ class TargetSession(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class FeatureSession(TargetSession, Protocol):
-    """A target's session that keeps the hidden states of its forwards."""
-
     def features(self, sequences: Seq[Sequence]) -> list[Float[Tensor, "_ f"]]:
         """Return per row the hidden states of all committed ids but the last [ids - 1, f], as views.
 
         Ids that a row has not read yet are read first; the states of all others are kept from earlier forwards.
 
         sequences: those of all rows, in order.
+
+        Raises ForetokenError where the session was opened without layers.
         """
         ...
 
@@ -177,21 +174,13 @@ class Target(Protocol):
         """The number of columns of its logits."""
         ...
 
-    def open(self, batch: int, slots: int) -> TargetSession:
-        """Open a session for up to `batch` sequences of up to `slots` tokens each, tree nodes included."""
-        ...
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> TargetSession:
+        """Open a session.
 
-
-@runtime_checkable
-class FeatureTarget(Target, Protocol):
-    """A target whose hidden states can be read."""
-
-    def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> FeatureSession:
-        """Open a session that also keeps hidden states.
-
-        batch, slots: as in `open`.
-        layers: which states, as in `FeatureDrafter.feature_layers`; those of all layers are concatenated, in this
-            order, to one vector of f numbers per id.
+        batch: the most sequences at a time.
+        slots: the most tokens of a sequence, tree nodes included.
+        layers: which hidden states are kept, as in `FeatureDrafter.feature_layers`; those of all layers are
+            concatenated, in this order, to one vector of f numbers per id.
         """
         ...
 

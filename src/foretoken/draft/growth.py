@@ -11,7 +11,7 @@ from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Uniforms
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, opaque_tree, path_to
 from foretoken.core.verifier import LawFamily
 
 
@@ -76,11 +76,7 @@ class Growth:
 
     def suffix(self, node: int) -> list[int]:
         """Return the draft tokens from below the root down to `node`."""
-        tokens = []
-        while node > 0:
-            tokens.append(self.builder.tokens[node])
-            node = self.builder.parents[node]
-        return tokens[::-1]
+        return [self.builder.tokens[i] for i in path_to(self.builder.parents, node)[1:]]
 
     def add(
         self,

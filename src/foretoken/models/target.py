@@ -38,10 +38,7 @@ class LMTarget:
         """The number of columns of its logits, which may exceed the tokenizer's vocabulary."""
         return self.lm.vocab_size
 
-    def open(self, batch: int, slots: int) -> "LMTargetSession":
-        return LMTargetSession(self.name, self.lm.open(batch, slots))
-
-    def open_with_features(self, batch: int, slots: int, layers: tuple[int, ...]) -> "LMTargetSession":
+    def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> "LMTargetSession":
         return LMTargetSession(self.name, self.lm.open(batch, slots, layers))
 
 
