@@ -13,6 +13,7 @@ import command
 import foretoken
 import tiny
 import tokenizers_zoo
+from foretoken import build
 from foretoken.cli import tints
 from foretoken.cli.measuring import chosen_prompts, encoded
 from foretoken.models.text import chat_prompt, turn_end
@@ -245,8 +246,17 @@ def test_a_full_context_is_told_and_the_conversation_can_begin_anew(run):
     assert "tokens with this message, and the context of" in err
     assert "is 2048: begin anew with /reset" in err
     assert out.strip()
-    code, _, err = talk(run, ["x" * 2030], "--stop", "\x00\x01", "--max-new-tokens", "100")
-    assert "context is full" in err or "finished" not in err
+
+
+def test_it_is_said_where_an_answer_was_cut_off(run, monkeypatch):
+    monkeypatch.setattr(build, "eos_ids", lambda *_: frozenset())  # no token ends an answer
+    monkeypatch.setattr(foretoken.engine, "turn_end", lambda _: None)
+    code, _, err = talk(run, ["x" * 2030], "--max-new-tokens", "100")
+    assert code == 0
+    assert "the answer ended where the model's context is full: begin anew with /reset." in err
+    code, _, err = talk(run, ["hi"], "--max-new-tokens", "4")
+    assert code == 0
+    assert "the answer ended after 4 tokens: --max-new-tokens allows more." in err
 
 
 @pytest.mark.usefixtures("interruptible")

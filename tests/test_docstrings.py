@@ -7,8 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 SRC = Path(__file__).resolve().parents[1] / "src" / "foretoken"
 FILES = sorted(SRC.rglob("*.py"))
 DANGLING = ("Of ", "That ", "By ", "As ", "The same", "Also ")  # a docstring begins with a sentence of its own
@@ -29,8 +27,13 @@ class Described(NamedTuple):
 
 
 @cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def public_functions(file: Path) -> list[Described]:
-    return list(_inside(ast.parse(file.read_text(encoding="utf-8")), None))
+    return list(_inside(parsed(file), None))
 
 
 def _inside(node: ast.Module | ast.ClassDef, of: ast.ClassDef | None) -> Iterator[Described]:
@@ -57,16 +60,19 @@ CONTRACTS = {
 }
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
-def test_arguments_are_described(file: Path) -> None:
-    found = [each for each in public_functions(file) if not (each.of_class and (each.name, each.args) in CONTRACTS)]
-    assert not [f"{each.line} {each.name}: {', '.join(each.missing)}" for each in found if each.missing]
-    assert not [f"{each.line} {each.name}: no docstring" for each in found if not each.of_class and not each.said]
+def test_arguments_are_described() -> None:
+    found = [
+        (f"{file.relative_to(SRC)}:{each.line} {each.name}", each)
+        for file in FILES
+        for each in public_functions(file)
+        if not (each.of_class and (each.name, each.args) in CONTRACTS)
+    ]
+    assert not [f"{place}: {', '.join(each.missing)}" for place, each in found if each.missing]
+    assert not [f"{place}: no docstring" for place, each in found if not each.of_class and not each.said]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
-def test_docstrings_begin_with_a_sentence(file: Path) -> None:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+def test_docstrings_begin_with_a_sentence() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    said = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
-    assert not [text.splitlines()[0] for text in said if text.startswith(DANGLING)]
+    nodes = [(file, node) for file in FILES for node in ast.walk(parsed(file)) if isinstance(node, kinds)]
+    said = [(file.relative_to(SRC), ast.get_docstring(node) or "") for file, node in nodes]
+    assert not [f"{file}: {text.splitlines()[0]}" for file, text in said if text.startswith(DANGLING)]
