@@ -127,9 +127,9 @@ def trees(
 
 
 RULES = ({"law": "iid", "verifier": "rrs"}, {"law": "without_replacement", "verifier": "rrsw"})
-CHAINS = [{"tree": tree, **rule} for tree in ("chain:6", "chain:6@0.3") for rule in RULES]
+WAYS = ((0.0, RULES[0]), *((1.0, rule) for rule in RULES))  # at temperature 0 drafts depend on no rule
 SAMPLED = [
-    *((Sampling(t), chain) for t in (0.0, 1.0) for chain in CHAINS),
+    *((Sampling(t), {"tree": tree, **rule}) for t, rule in WAYS for tree in ("chain:6", "chain:6@0.3")),
     *((Sampling(t), {"tree": "chain:6", "dtype": "bfloat16"}) for t in (0.0, 0.8)),
     *((Sampling(0.7, *cut), {"tree": "chain:6"}) for cut in ((0, 0.8), (5,), (9, 0.9, 0.05))),  # top-k, top-p, min-p
 ]
@@ -148,8 +148,8 @@ def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
 
 FLOORS = (0.0, 0.05, 0.1, 0.1, 0.2)
 FLOORED = [
-    *((Sampling(t), {"tree": "chain:6", **rule}) for t in (0.0, 1.0) for rule in RULES),
-    *((Sampling(t, *cut), {"tree": "chain:6", "verifier": "exact-match"}) for t, *cut in ((0.7,), (0.7, 5), (0.0,))),
+    *((Sampling(t), {"tree": "chain:6", **rule}) for t, rule in WAYS),
+    *((Sampling(0.7, *cut), {"tree": "chain:6", "verifier": "exact-match"}) for cut in ((), (5,))),
     (Sampling(0.9), {"tree": "chain:6@0.15", "verifier": "exact-match"}),
 ]
 
