@@ -48,13 +48,16 @@ def off_target(case: decoding.Decoding) -> tuple[float, float]:
     return decoding.deviation(law, decoding.own_law(case)), accepted
 
 
+AS_IT_IS = Sampling()
+
+
 def decodings(
     make: Callable[[], Drafter],
     target: Target,
     verifier: Verifier,
     num_tokens: int,
     prompt: Ids = (0, 1),
-    sampling: Sampling = Sampling(),  # noqa: B008
+    sampling: Sampling = AS_IT_IS,
     eos_ids: frozenset[int] = frozenset(),
     most_steps: int = 64,
 ) -> dict[tuple[Ids, tuple[tuple[Ids, Ids], ...]], float]:

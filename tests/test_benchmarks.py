@@ -130,7 +130,7 @@ def test_a_process_that_has_ended_has_no_memory() -> None:
 
 
 def test_quantised_tells_its_tables_in_json() -> None:
-    found = quantised.report({"threads": 1}, [], quantised.Distance(9, 0.001, 0.002, 3.5, 3.4)).json()
+    found = quantised.report({"threads": 1}, [], quantised.Distance(9, 0.001, 0.002, 3.5, 3.4), False).json()
     assert [table["title"] for table in found["tables"]] == [
         "forwards", "rows in 8 bits beside float32, weights the same",
     ]  # fmt: skip
