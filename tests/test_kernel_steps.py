@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from foretoken.kernel import attention, processor
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.compile import compiled, use_threads
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
 from foretoken.kernel.rounding import nearest
@@ -121,6 +121,7 @@ def test_not_a_number_stays_one() -> None:
 def test_threads_give_the_same_bits(form: int) -> None:
     torch.manual_seed(0)
     w, x = linear(1500, 300, form), torch.randn(4, 300)
+    use_threads(2)  # starts numba's threads, as a forward does
     assert torch.equal(product(x, w), product(x, w, threads=2))
 
 

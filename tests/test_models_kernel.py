@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from foretoken.kernel import tile
+from foretoken.kernel.compile import use_threads
 from foretoken.kernel.sizes import DOTTED, HALVED, WHOLE
 from foretoken.kernel.threads import Run, ThreadChoice
 from foretoken.models import panels
@@ -168,6 +169,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, family: str, for
     pack(model)
     lm = CausalLM(model)
     scores = []
+    use_threads(2)  # starts numba's threads, as `ThreadChoice.forward` does
     for threads in (None, 2, 3, 5):  # 5 do not divide what there is
         monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(Run(threads, 1)))
         rows = lm.open(2, 1200)
