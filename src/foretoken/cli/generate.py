@@ -76,10 +76,8 @@ def generate(
     if conversations := [each for each in prompts if not isinstance(each, str)]:
         engine.check_chat(conversations)
     if cluster.ray is not None or out is not None:
-        unused = [
-            name for name, on in (("--trace", trace), ("--show-drafts", text.show_drafts), ("--json", json_)) if on
-        ]
-        if unused:
+        shown = {"--trace": trace, "--show-drafts": text.show_drafts, "--json": json_}
+        if unused := [name for name, asked in shown.items() if asked]:
             raise ForetokenError(f"A batch on Ray writes its texts to --out alone: leave out {' and '.join(unused)}.")
         _on_ray(engine, prompts, text, max_batch, cluster, out, batch_file)
         return

@@ -24,7 +24,7 @@ from foretoken.core.messages import Message
 from foretoken.models.folder import check_template
 from foretoken.models.named import check_device, located
 from foretoken.recipe import AUTO, FIXED, check_engine, in_a_row, is_word
-from foretoken.trees.forms import anywhere
+from foretoken.trees.forms import with_absolute_file
 
 if TYPE_CHECKING:  # torch takes seconds to import; --help must not wait for it
     from foretoken.engine import Engine
@@ -140,7 +140,7 @@ class EngineOptions(RecipeOptions):
         here = {name: str(Path(path).absolute()) for name, path in named.items() if Path(path).exists()}
         if first is not None and "drafter" in here:
             here["drafter"] = f"{first}+{here['drafter']}"
-        return replace(self, **here, tree=None if self.tree is None else anywhere(self.tree))
+        return replace(self, **here, tree=self.tree and with_absolute_file(self.tree))
 
 
 @dataclass(frozen=True)

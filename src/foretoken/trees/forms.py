@@ -115,7 +115,7 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
     return (tuple(parents),)
 
 
-def anywhere(spec: str) -> str:
+def with_absolute_file(spec: str) -> str:
     """Return the name of a tree for a process that runs in another folder: a file in it has its absolute path.
 
     spec: the name as users write it.
