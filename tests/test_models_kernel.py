@@ -213,7 +213,7 @@ def test_a_wrong_product_is_seen() -> None:
     want = plain(model, [1, 2, 3, 4, 5])
     pack(model)
     rows = CausalLM(model).open(1, 40)
-    rows.cache.model.cache.sin[:] *= -1
+    rows.cache.sin[:] *= -1
     rows.extend(rows.join(), [1, 2, 3, 4])
     (x,) = rows.score([[5]], [[-1]])
     assert float((x[0] - want).abs().max()) > 50 * TOLERANCE[torch.float32]

@@ -173,7 +173,6 @@ def draft_chain(model, text, drawing, drafted, threads):
     all_logits = np.empty((max(1 + most, levels - model.serial), width), np.float32)
     logits, q = all_logits[:1], np.empty((1, width), np.float32)
     unread, states, used = text.tokens, text.states, text.start
-    kinds = np.zeros(len(model.layers.weights), np.int64)
     past, guesses = np.empty(known + levels, np.int64), np.empty(MOST, np.int64)
     for i in range(known):
         past[i] = text.past[i]
@@ -203,8 +202,8 @@ def draft_chain(model, text, drawing, drafted, threads):
             embedded, x = np.empty((n, d), np.float32), drafted.states[done : done + n]
             embed(model.embedding, tokens, embedded)
             positions = np.arange(used, used + n)
-            mask = causal(used, n, model.layers.low)
-            nodes = Nodes(positions, positions.reshape(1, -1), text.row, used + n, (mask,), kinds)
+            mask = causal(used, n, model.layers[0].low)
+            nodes = Nodes(positions, positions.reshape(1, -1), text.row, used + n, (mask,))
             step(model, embedded, states, nodes, x, threads)
             states = x[m - 1 :]
             scores(states, head, all_logits[: 1 + guessed], threads)

@@ -52,7 +52,7 @@ def step(model, embedded, states, nodes, x, threads):
     """
     fed = enter(embedded, states, model.entry, x, threads)
     nothing = Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
-    forward(x, fed, nodes, model.cache, model.layers, nothing, threads)
+    forward(x, fed, nodes, model.layers, nothing, threads)
     if model.head.normed_output:
         norm(x, model.head.norm, model.head.eps, x)
 

@@ -44,15 +44,18 @@ Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in
 # and so is compiled once, not again in each compiled call that runs layers. The records of all layers stand one behind
 # the other. Arrays are float32 unless said otherwise. The whole numbers SIZES:
 # m: nodes of all sequences. d: width of the states. batch: sequences. query_heads, key_heads: their numbers. dim: width
-# of a head. width: channels of the MLP; wide: the same rounded up to whole vectors of 16. paired: whether keys and
-# values are bfloat16. bare: whether the layer reads `fed` instead of the normed stream. normed_heads: whether queries
-# and keys have norms. settled: whether norms stand before the residual sums. used: slots that are read. seen: columns
-# of the mask, 0 or `used`. panels: panels of 64 slots in the cache. positions_known: rows of `cos` and `sin`.
-# fed_width: numbers of a row of `fed`. room: numbers of `bits` for each thread. The FLOATS are those of Layers in
-# model.py; linear and cubic are its `curve`.
+# of a head. width: channels of the MLP; wide: the same rounded up to whole vectors of 16. kind: layers of one kind have
+# the same mask and angles. paired: whether keys and values are bfloat16. bare: whether the layer reads `fed` instead of
+# the normed stream. normed_heads: whether queries and keys have norms. settled: whether norms stand before the residual
+# sums. used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
+# positions_known: rows of `cos` and `sin`. fed_width: numbers of a row of `fed`. room: numbers of `bits` for each
+# thread. The FLOATS: eps, head_eps: what the norms of states, and those of heads, add to the mean square. scale: the
+# factor of the queries. low: the finite number that stands for minus infinity in masks. linear, cubic: the MLP's
+# activation, sizes.SILU or sizes.GELU. A model's records hold what its weights and its cache decide; a forward fills a
+# copy with the rest: its sizes, the rooms that it makes, and the nodes.
 SIZES = (
-    "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "paired", "bare", "normed_heads", "settled",
-    "used", "seen", "panels", "positions_known", "fed_width", "room",
+    "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "kind", "paired", "bare", "normed_heads",
+    "settled", "used", "seen", "panels", "positions_known", "fed_width", "room",
 )  # fmt: skip
 FLOATS = ("eps", "head_eps", "scale", "low", "linear", "cubic")
 ADDRESSES = (
@@ -75,7 +78,7 @@ ADDRESSES = (
     "weights",  # addresses of the matrices' panels [MATRICES], int64
     "forms",  # the matrices' forms, see sizes.py [MATRICES], int64
     "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
-    "keys", "values",  # the layer's part of the cache, from the first sequence on: see attention.py
+    "keys", "values",  # the layer's part of the cache, in a forward from its first sequence on: see attention.py
     "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])

@@ -33,11 +33,10 @@ class KernelLayers:
     embedding: from `table_of`; without rows where embedding a token takes more than looking up a row.
     vocab_size: V, the number of logits.
     serial: number of levels of a chain that the layers draft; further ones come from `mlps`.
-    weights: those of the layers.
-    linears: the modules of which `weights` holds addresses; they are kept here so that their memory stays.
+    records: what the kernel must know of each layer, with addresses of its weights [layers] LAYER of kernel/layer.py.
+    linears, arrays: the modules and arrays of which `records` holds addresses, kept here so that their memory stays.
     paired: whether new caches are in bfloat16.
     kinds: the names of the different kinds of layers; layers of one kind have the same masks and angles.
-    kind_of_layer: per layer the index of its kind in `kinds` [layers].
     threads: chooses how many threads a forward runs in.
     """
 
@@ -64,44 +63,37 @@ class KernelLayers:
         kinds: per layer the name of its kind; None where a model has but one.
         curve: the MLPs' activation, SILU or GELU of kernel/sizes.py.
         """
-        from foretoken.kernel.model import Layers
+        from foretoken.kernel.layer import LAYER
 
         read = [read_layer(layer, dim) for layer in layers]
         first = read[0]
-        self.dim, self.angles = dim, angles
-        self.key_heads = first.k.out_features // dim
+        self.dim, self.angles, self.key_heads = dim, angles, first.k.out_features // dim
         width = first.gate.out_features
         wide = -(-width // LANES) * LANES
-        forms = np.array([[matrix.linear.form for matrix in layer.matrices] for layer in read])
         self.linears = [matrix.linear for layer in read for matrix in layer.matrices]
-        self.paired = bool((forms == DOTTED).all())
+        self.paired = all(linear.form == DOTTED for linear in self.linears)
         self.kinds = list(dict.fromkeys(kinds))
-        self.kind_of_layer = np.array([self.kinds.index(kind) for kind in kinds])
+        self.records = t = np.zeros(len(read), LAYER)
+        t["query_heads"], t["key_heads"], t["dim"] = first.q.out_features // dim, self.key_heads, dim
+        t["width"], t["wide"], t["kind"] = width, wide, [self.kinds.index(kind) for kind in kinds]
+        t["bare"] = [x.before_attention is None for x in read]
+        t["normed_heads"], t["settled"] = len(first.head_norms) > 0, len(first.after) > 0
+        t["eps"], t["scale"], t["low"], (t["linear"], t["cubic"]) = eps, scale, LOW, curve
+        t["head_eps"] = norm_eps(layers[0].self_attn.q_norm) if len(first.head_norms) else 0
         before = [x.before_mlp if x.before_attention is None else x.before_attention for x in read]
-        self.weights = Layers(
-            query_heads=first.q.out_features // dim,
-            key_heads=self.key_heads,
-            dim=dim,
-            width=width,
-            wide=wide,
-            paired=self.paired,
-            eps=np.float32(eps),
-            head_eps=np.float32(norm_eps(layers[0].self_attn.q_norm) if len(first.head_norms) else 0),
-            scale=np.float32(scale),
-            low=LOW,
-            curve=(np.float32(curve[0]), np.float32(curve[1])),
-            bare=np.array([x.before_attention is None for x in read]),
-            norms=np.stack([np.stack(pair) for pair in zip(before, [x.before_mlp for x in read], strict=True)]),
-            norms_after=np.stack([x.after for x in read]),
-            head_norms=np.stack([x.head_norms for x in read]),
-            kinds=self.kind_of_layer,
-            weights=np.array([[matrix.address for matrix in layer.matrices] for layer in read]),
-            forms=forms,
-            to_qkv=np.stack([np.concatenate([x.q.bias(), x.k.bias(), x.v.bias()]) for x in read]),
-            to_out=np.stack([x.out.bias() for x in read]),
-            to_gate=np.stack([np.concatenate([x.gate.bias(wide), x.up.bias(wide)]) for x in read]),
-            to_down=np.stack([x.down.bias() for x in read]),
-        )
+        self.arrays = {
+            "norms": [np.stack(pair) for pair in zip(before, [x.before_mlp for x in read], strict=True)],
+            "norms_after": [x.after for x in read],
+            "head_norms": [x.head_norms for x in read],
+            "weights": [np.array([matrix.address for matrix in layer.matrices]) for layer in read],
+            "forms": [np.array([matrix.linear.form for matrix in layer.matrices]) for layer in read],
+            "to_qkv": [np.concatenate([x.q.bias(), x.k.bias(), x.v.bias()]) for x in read],
+            "to_out": [x.out.bias() for x in read],
+            "to_gate": [np.concatenate([x.gate.bias(wide), x.up.bias(wide)]) for x in read],
+            "to_down": [x.down.bias() for x in read],
+        }
+        for name, arrays in self.arrays.items():
+            t[name] = [array.ctypes.data for array in arrays]
         self.threads = ThreadChoice()
 
     def halve_cache(self) -> None:
@@ -110,7 +102,7 @@ class KernelLayers:
         This takes less time, and is for drafters: as a target, Qwen2.5 Q4_K_M would be further from float32 by a fifth
         (the entry of 2026-11-26 on an Intel processor in docs/LOG.md).
         """
-        self.paired = bool((self.weights.forms >= DOTTED).all())
+        self.paired = all(linear.form >= DOTTED for linear in self.linears)
 
     @property
     def drafts_chains(self) -> bool:
@@ -127,6 +119,7 @@ class KernelSlots:
     layers: the weights.
     keys, values: those of every layer [layers, batch, ...], laid out as in kernel/attention.py.
     paired: whether they are bfloat16, two in a word of 32 bits, else float32.
+    cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim].
     model: weights and cache together, as compiled functions take them.
     """
 
@@ -138,14 +131,14 @@ class KernelSlots:
         slots: per row.
         host: a cache of the same shape whose memory is used instead; None: memory of its own.
         """
-        from foretoken.kernel.model import Cache, Model
+        from foretoken.kernel.model import Model
 
         self.layers = layers
         self.paired = layers.paired if host is None else host.paired
         per_word = 2 if self.paired else 1
         if host is None:
             arena, panels = Arena(), slots // COLUMNS + 1  # one slot takes the writes of padding
-            shape = len(layers.weights.weights), batch, layers.key_heads
+            shape = len(layers.records), batch, layers.key_heads
             self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
             self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
         else:
@@ -154,12 +147,14 @@ class KernelSlots:
         numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         angles = [layers.angles(slots, kind) for kind in layers.kinds]
-        cos, sin = [torch.stack(part).numpy() for part in zip(*angles, strict=True)]
-        cache, weights = Cache(self.keys, self.values, cos, sin), layers.weights
-        self.model = Model(
-            weights._replace(paired=self.paired), cache, layers.embedding, layers.entry, layers.head, layers.serial,
-            layers.mlps,
-        )  # fmt: skip
+        self.cos, self.sin = [torch.stack(part).numpy() for part in zip(*angles, strict=True)]
+        records = layers.records.copy()
+        records["paired"], records["panels"], records["positions_known"] = self.paired, self.keys.shape[3], slots
+        for name, parts in {"keys": self.keys, "values": self.values}.items():
+            records[name] = [part.ctypes.data for part in parts]
+        for name, parts in {"cos": self.cos, "sin": self.sin}.items():
+            records[name] = [parts[kind].ctypes.data for kind in records["kind"]]
+        self.model = Model(records, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
@@ -181,7 +176,7 @@ class KernelSlots:
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
         b, n = self._slots.shape
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
-        return Nodes(positions, self._slots, self._rows.start, self._used, seen, self.layers.kind_of_layer)
+        return Nodes(positions, self._slots, self._rows.start, self._used, seen)
 
     def _draft(
         self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws

@@ -135,7 +135,7 @@ class KernelRows(KernelSlots):
         check_known(tokens, self.layers.embedding)
         k, m = self.layers, len(tokens)
         asked = () if features is None else features.distinct
-        layers = np.array([len(k.weights.weights) if layer == FINAL else layer for layer in asked], np.int64)
+        layers = np.array([len(k.records) if layer == FINAL else layer for layer in asked], np.int64)
         wanted = Wanted(layers, np.empty((len(layers), m, k.embedding.width), np.float32))
         out = np.empty((m if head else 0, k.vocab_size), np.float32)
         factor = inverse(temperature) if temperature > 0 else np.float32(0)
