@@ -5,6 +5,7 @@ from importlib import import_module
 
 import typer
 
+from foretoken.cli.command import command
 from foretoken.cli.main import run
 from foretoken.core.errors import ForetokenError
 
@@ -43,7 +44,7 @@ def main() -> object:
 def script(name: str) -> typer.Typer:
     """The command line of one of SCRIPTS."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(import_module(f"benchmarks.{name}").command)
+    app.command()(command(import_module(f"benchmarks.{name}").command))
     return app
 
 

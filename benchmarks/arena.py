@@ -175,30 +175,24 @@ def run(pair: Pair, course: Course, report: Report, device: str | None, dtype: s
 
 
 def command(
+    *,
     pair: Annotated[
         list[str] | None,
         typer.Option(
             help=f"{', '.join(PAIRS)}, or TARGET,DRAFTER; may be repeated. Default: {', '.join(USUAL_PAIRS)}."
         ),
     ] = None,
-    nodes: Annotated[str, typer.Option(help="Draft tokens of a tree, with commas.")] = "8,16,32",
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(help="Tree; may be repeated. Default: chain, kary, delayed, budget and dynamic of --nodes."),
-    ] = None,
-    rule: Annotated[list[str] | None, typer.Option(help="Verification rule; may be repeated. Default: all.")] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0, 0.6 and 1.")] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts that the target answers.")] = 8,
-    places: Annotated[int, typer.Option(help="Places of each answer at which trees are drafted.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 96,
-    rounds: Annotated[
-        int, typer.Option(help="Also whole runs by the clock, of each rule on its best trees: so many a prompt.")
-    ] = 0,
-    out: Annotated[
-        str, typer.Option(help="Folder for the single figures. The same command goes on where it stopped.")
-    ] = OUT,
-    seed: Annotated[int, typer.Option(help="Seed of answers and of what is drafted.")] = 0,
-    plot: Annotated[str | None, typer.Option(help="Draw accepted tokens to this file (needs matplotlib).")] = None,
+    nodes: str = "8,16,32",
+    tree: list[str] | None = None,
+    rule: list[str] | None = None,
+    temperature: list[float] | None = None,
+    prompts: int = 8,
+    places: int = 8,
+    max_new_tokens: int = 96,
+    rounds: int = 0,
+    out: str = OUT,
+    seed: int = 0,
+    plot: str | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -208,6 +202,18 @@ def command(
 
     What a rule accepts of a drafted tree is computed, not sampled, so that rules with one law are compared on the same
     trees. By tokens alone a busy machine does no harm.
+
+    nodes: Draft tokens of a tree, with commas.
+    tree: Tree; may be repeated. Default: chain, kary, delayed, budget and dynamic of --nodes.
+    rule: Verification rule; may be repeated. Default: all.
+    temperature: May be repeated. Default: 0, 0.6 and 1.
+    prompts: Prompts that the target answers.
+    places: Places of each answer at which trees are drafted.
+    max_new_tokens: Tokens of an answer, at most.
+    rounds: Also whole runs by the clock, of each rule on its best trees: so many a prompt.
+    out: Folder for the single figures. The same command goes on where it stopped.
+    seed: Seed of answers and of what is drafted.
+    plot: Draw accepted tokens to this file (needs matplotlib).
     """
     sizes = numbers(nodes, "nodes")
     check_counts(prompts=prompts, places=places, max_new_tokens=max_new_tokens, nodes=min(sizes), rounds=rounds or 1)

@@ -105,18 +105,19 @@ def halves(runs: Runs, length: int) -> tuple[float, float]:
 
 
 def command(
+    *,
     target: options.Target = None,
     drafter: options.Drafter = None,
     tree: Annotated[
         list[str] | None, typer.Option(help=f"Fixed tree; may be repeated. Default: {', '.join(TREES)}.")
     ] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 0.8.")] = None,
+    temperature: list[float] | None = None,
     workload: WorkloadFile = None,
     prompts: Prompts = 6,
     max_new_tokens: NewTokens = 128,
-    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 2,
+    rounds: int = 2,
     expand: Expand = None,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -126,6 +127,10 @@ def command(
     by prompt lookup on a text that is new at first and then repeats itself.
 
     The bars: with the drafter 0.95 of the best fixed method, with the useless one 0.95 of plain decoding.
+
+    temperature: May be repeated. Default: 0 and 0.8.
+    rounds: Times that every method continues every prompt.
+    seed: Seed of whatever is sampled.
     """
     temperatures = list(dict.fromkeys([0.0, 0.8] if temperature is None else temperature))
     check_temperatures(temperatures)

@@ -8,9 +8,7 @@ All ways have the same target, answer the same prompts in turn, and no text stop
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import date
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from benchmarks.by_kind import rows, tables
 from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
@@ -87,25 +85,29 @@ def _reads_target(given: Options) -> bool:
 
 
 def command(
-    way: Annotated[
-        list[str],
-        typer.Option(help='"NAME: OPTION=VALUE ..", options of foretoken.load such as drafter, tree; may be repeated.'),
-    ],
-    target: Annotated[str, typer.Option(help="Model folder, GGUF file or name.")] = DEFAULT_MODEL,
-    workload: Annotated[
-        str, typer.Option(help='JSONL of prompts, each with its "kind". Default: the chat prompts.')
-    ] = WORKLOAD,
-    prompts: Annotated[int, typer.Option(help="Prompts of each kind.")] = 4,
+    *,
+    way: list[str],
+    target: str = DEFAULT_MODEL,
+    workload: str = WORKLOAD,
+    prompts: int = 4,
     max_new_tokens: NewTokens = 128,
-    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 0.7.")] = None,
+    temperature: list[float] | None = None,
     rounds: Rounds = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the first round; round i uses seed + i.")] = 0,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
-    """Ways to draft beside plain decoding, in turn on the same prompts, each way with its own options."""
+    """Ways to draft beside plain decoding, in turn on the same prompts, each way with its own options.
+
+    way: "NAME: OPTION=VALUE ..", options of foretoken.load such as drafter, tree; may be repeated.
+    target: Model folder, GGUF file or name.
+    workload: JSONL of prompts, each with its "kind". Default: the chat prompts.
+    prompts: Prompts of each kind.
+    temperature: May be repeated. Default: 0 and 0.7.
+    seed: Seed of the first round; round i uses seed + i.
+    """
     ways = dict(map(read_way, way))
     if len(ways) < len(way) or PLAIN in ways:
         raise ForetokenError(f"Each --way needs a name of its own, and {PLAIN} is there already.")

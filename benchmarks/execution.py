@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path as File
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
@@ -295,18 +294,17 @@ def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Pa
 
 
 def command(
+    *,
     target: options.Target = None,
-    nodes: Annotated[str, typer.Option(help="Tree nodes of a forward, with commas.")] = "1,2,4,8,16,24,32,48,64",
-    context: Annotated[str, typer.Option(help="Committed tokens before them, with commas.")] = "256,128,512,1024,2048",
-    batch: Annotated[str, typer.Option(help="Rows side by side, with commas.")] = "1,4,8",
-    rounds: Annotated[int, typer.Option(help="Turns of every path at every place, three forwards each.")] = 9,
+    nodes: str = "1,2,4,8,16,24,32,48,64",
+    context: str = "256,128,512,1024,2048",
+    batch: str = "1,4,8",
+    rounds: int = 9,
     expand: Expand = None,
-    torch_compile: Annotated[
-        bool, typer.Option("--torch-compile", help="Also torch.compile, which takes up to minutes for every shape.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the weights of an expanded target.")] = 0,
-    out: Annotated[str, typer.Option(help="File for the single turns, JSONL; replaced if it exists.")] = DEFAULT_OUT,
-    plot: Annotated[str | None, typer.Option(help="Draw the curves to this file (needs matplotlib).")] = None,
+    torch_compile: bool = False,
+    seed: int = 0,
+    out: str = DEFAULT_OUT,
+    plot: str | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -316,6 +314,15 @@ def command(
 
     Nodes are compared at the first context and batch named, contexts and batches at 1 and 8 nodes. Interleaved in one
     process; the table goes to stdout. For a model that runs in one thread on a CPU the clock is the thread's own.
+
+    nodes: Tree nodes of a forward, with commas.
+    context: Committed tokens before them, with commas.
+    batch: Rows side by side, with commas.
+    rounds: Turns of every path at every place, three forwards each.
+    torch_compile: Also torch.compile, which takes up to minutes for every shape.
+    seed: Seed of the weights of an expanded target.
+    out: File for the single turns, JSONL; replaced if it exists.
+    plot: Draw the curves to this file (needs matplotlib).
     """
     shape = [numbers(nodes, "nodes"), numbers(context, "context"), numbers(batch, "batch")]
     check_counts(rounds=rounds)

@@ -259,15 +259,20 @@ def load_expanded(
 
 
 def command(
-    out: Annotated[str, typer.Argument(help="Folder for the expanded model; made if it is not there.")],
+    out: str,
+    /,
+    *,
     size: Annotated[str, typer.Option(help="100m, 300m or 1b parameters.", callback=known_size)] = "100m",
     target: options.Target = None,
-    seed: Annotated[int, typer.Option(help="Seed of the added weights.")] = 0,
+    seed: int = 0,
     dtype: options.Dtype = None,
 ) -> None:
     """Write a model with the target's function at the cost of a larger one, for --target of any command.
 
     `foretoken bench --target OUT --drafter models/drafter` then shows real acceptance at a synthetic cost, and says so.
+
+    out: Folder for the expanded model; made if it is not there.
+    seed: Seed of the added weights.
     """
     check_seed(seed)
     options.check_models(target, None, dtype=dtype)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from torch import Tensor
 
 from benchmarks.decoding import opened
@@ -251,32 +250,38 @@ def measure(
 
 
 def command(
-    head: Annotated[
-        list[str] | None, typer.Option(help="Folder of a head; may be repeated. Default: the demo ones.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="A drafter LM beside them; none leaves it out.")] = None,
+    *,
+    head: list[str] | None = None,
+    drafter: str | None = None,
     target: options.Target = None,
-    nodes: Annotated[int, typer.Option(help="Nodes of the deterministic trees, drafted ones.")] = 20,
-    tree: Annotated[
-        list[str] | None, typer.Option(help="Also every head with this tree and its usual rule; may be repeated.")
-    ] = None,
-    levels: Annotated[
-        list[int] | None,
-        typer.Option(help="Also Gumiho's head cut to so many levels, 2 of them serial; may be repeated."),
-    ] = None,
-    temperature: Annotated[list[float] | None, typer.Option(help="May be repeated. Default: 0 and 1.")] = None,
-    prompts: Annotated[int, typer.Option(help="Held-out prompts to continue.")] = 4,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Times that every method continues every prompt.")] = 1,
+    nodes: int = 20,
+    tree: list[str] | None = None,
+    levels: list[int] | None = None,
+    temperature: list[float] | None = None,
+    prompts: int = 4,
+    max_new_tokens: int = 64,
+    rounds: int = 1,
     expand: Expand = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first round.")] = 0,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
 ) -> None:
     """Tokens per step, speed-up over plain decoding and time by component, of every head with deterministic trees
-    (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules."""
+    (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules.
+
+    head: Folder of a head; may be repeated. Default: the demo ones.
+    drafter: A drafter LM beside them; none leaves it out.
+    nodes: Nodes of the deterministic trees, drafted ones.
+    tree: Also every head with this tree and its usual rule; may be repeated.
+    levels: Also Gumiho's head cut to so many levels, 2 of them serial; may be repeated.
+    temperature: May be repeated. Default: 0 and 1.
+    prompts: Held-out prompts to continue.
+    max_new_tokens: Tokens of every run.
+    rounds: Times that every method continues every prompt.
+    seed: Seed of the first round.
+    """
     check_counts(nodes=nodes, prompts=prompts, max_new_tokens=max_new_tokens, rounds=rounds)
     temperatures = list(dict.fromkeys([0.0, 1.0] if temperature is None else temperature))
     check_temperatures(temperatures)

@@ -1,10 +1,8 @@
 """`python -m benchmarks optimum`: how much of what any joint rule can accept each rule accepts, on small trees."""
 
 from statistics import mean
-from typing import Annotated
 
 import torch
-import typer
 
 from benchmarks.joint import Drawn, accepted, drawn, optimum
 from foretoken.cli import options
@@ -40,18 +38,21 @@ def share(rule: Verifier, policy: TreePolicy, cases: list[Drawn], best: list[flo
 
 def command(
     *,
-    case: Annotated[
-        list[str] | None, typer.Option(help="TREE/V: a tree and the number of tokens; may be repeated.")
-    ] = None,
-    verifier: Annotated[list[str] | None, typer.Option(help="A rule; may be repeated.")] = None,
-    pairs: Annotated[int, typer.Option(help="Random pairs of a target and a drafter.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of the first pair.")] = 0,
+    case: list[str] | None = None,
+    verifier: list[str] | None = None,
+    pairs: int = 10,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
     """Share of the joint optimum that each rule accepts, for i.i.d. draws: exact, by enumeration and a linear program.
 
     The optimum is over all lossless rules that are given the whole drawn tree. Needs scipy.
+
+    case: TREE/V: a tree and the number of tokens; may be repeated.
+    verifier: A rule; may be repeated.
+    pairs: Random pairs of a target and a drafter.
+    seed: Seed of the first pair.
     """
     check_counts(pairs=pairs)
     check_seed(seed)

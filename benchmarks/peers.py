@@ -200,21 +200,29 @@ def report(header: Mapping[str, Any], found: Sequence[Row], left_out: Sequence[s
 
 
 def command(
-    target: Annotated[str, typer.Option(help="Model folder, or the name of a fetched one.")] = DEFAULT_MODEL,
+    *,
+    target: str = DEFAULT_MODEL,
     workload: WorkloadFile = WORKLOAD,
-    prompts: Annotated[int, typer.Option(help="Prompts of the workload that are answered.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of each answer; end-of-text does not stop one.")] = 128,
+    prompts: int = 6,
+    max_new_tokens: int = 128,
     rounds: Rounds = 3,
     server: Annotated[
         list[str] | None,
         typer.Option(help=f"NAME=URL of a running server, as {LLAMA}=http://127.0.0.1:8002; may be repeated."),
     ] = None,
-    openvino: Annotated[str | None, typer.Option(help="GGUF file or folder of the model for OpenVINO GenAI.")] = None,
-    plot: Annotated[str | None, typer.Option(help="Draw the speeds to this file (needs matplotlib).")] = None,
+    openvino: str | None = None,
+    plot: str | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
-    """Greedy answers to chat questions: ours, plain and drafted, beside transformers and other programs, in turn."""
+    """Greedy answers to chat questions: ours, plain and drafted, beside transformers and other programs, in turn.
+
+    target: Model folder, or the name of a fetched one.
+    prompts: Prompts of the workload that are answered.
+    max_new_tokens: Tokens of each answer; end-of-text does not stop one.
+    openvino: GGUF file or folder of the model for OpenVINO GenAI.
+    plot: Draw the speeds to this file (needs matplotlib).
+    """
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     asked = conversations(workload, prompts)
     options.check_models(target, OWN)

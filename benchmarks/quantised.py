@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path as File
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from benchmarks.execution import memory_bandwidth, numbers
@@ -157,18 +156,30 @@ def report(
 
 
 def command(
-    target: Annotated[str, typer.Argument(help="A GGUF file.")],
-    nodes: Annotated[str, typer.Option(help="Tree nodes of a forward of one sequence, with commas.")] = "1,5,9",
-    batch: Annotated[str, typer.Option(help="Sequences with one node each, with commas.")] = "8,16",
-    prompt: Annotated[str, typer.Option(help="Tokens of prompts, with commas.")] = "64,512",
-    rounds: Annotated[int, typer.Option(help="Turns of each at every place, three forwards each.")] = 9,
-    threads: Annotated[int, typer.Option(help="Of both.")] = 2,
-    text: Annotated[str | None, typer.Option(help="File of real text on which the laws are compared.")] = None,
-    num_tokens: Annotated[int, typer.Option(help="Tokens of it.")] = 2048,
+    target: str,
+    /,
+    *,
+    nodes: str = "1,5,9",
+    batch: str = "8,16",
+    prompt: str = "64,512",
+    rounds: int = 9,
+    threads: int = 2,
+    text: str | None = None,
+    num_tokens: int = 2048,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
-    """Milliseconds of forwards beside llama.cpp's, in turns, and total variation and perplexity beside float32."""
+    """Milliseconds of forwards beside llama.cpp's, in turns, and total variation and perplexity beside float32.
+
+    target: A GGUF file.
+    nodes: Tree nodes of a forward of one sequence, with commas.
+    batch: Sequences with one node each, with commas.
+    prompt: Tokens of prompts, with commas.
+    rounds: Turns of each at every place, three forwards each.
+    threads: Of both.
+    text: File of real text on which the laws are compared.
+    num_tokens: Tokens of it.
+    """
     places = [Place(n, CONTEXT, 1) for n in numbers(nodes, "nodes")]
     places += [Place(1, CONTEXT, n) for n in numbers(batch, "batch")]
     places += [Place(n, 1, 1) for n in numbers(prompt, "prompt")]

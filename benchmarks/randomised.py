@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from benchmarks.expand import Expand, load_expanded
@@ -213,23 +212,19 @@ def panels(points: Sequence[Point]) -> list[Panel]:
 
 
 def command(
+    *,
     target: options.Target = None,
     drafter: options.Drafter = None,
-    cost_ratio: Annotated[
-        float | None,
-        typer.Option(help="Give the drafter the cost of this share of the target's parameters, at the same function."),
-    ] = None,
+    cost_ratio: float | None = None,
     workload: WorkloadFile = None,
-    temperature: Annotated[float, typer.Option(help="Temperature to tune for.")] = 1.0,
+    temperature: float = 1.0,
     prompts: Prompts = 6,
     max_new_tokens: NewTokens = 96,
     rounds: Rounds = 1,
     expand: Expand = None,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
-    plot: Annotated[str | None, typer.Option(help="Draw Figures 3 and 4 to this file (needs matplotlib).")] = None,
-    part: Annotated[
-        str, typer.Option(help="File that holds what is measured so far, removed when all is done.")
-    ] = DEFAULT_PART,
+    seed: int = 0,
+    plot: str | None = None,
+    part: str = DEFAULT_PART,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -239,6 +234,12 @@ def command(
 
     One draft a step. Where a coin says no, drafter and target run at the same time, for which they need a core each.
     Interrupted, the same command goes on where it stopped.
+
+    cost_ratio: Give the drafter the cost of this share of the target's parameters, at the same function.
+    temperature: Temperature to tune for.
+    seed: Seed of whatever is sampled.
+    plot: Draw Figures 3 and 4 to this file (needs matplotlib).
+    part: File that holds what is measured so far, removed when all is done.
     """
     check_counts(rounds=rounds, max_new_tokens=max_new_tokens)
     check_sampling(temperature=temperature)

@@ -81,16 +81,21 @@ def engines(target: str, method: str) -> dict[str, Engine]:
 
 
 def command(
+    *,
     target: Annotated[str, typer.Option(help=f"Model folder or name. Default: {DEFAULT_MODEL}.")] = DEFAULT_MODEL,
     kind: Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(KINDS)}.")] = None,
-    unseen: Annotated[bool, typer.Option("--unseen", help="Prompts that no constant was chosen on.")] = False,
-    method: Annotated[str, typer.Option(help="fixed or auto, of all drafters.")] = AUTO,
+    unseen: bool = False,
+    method: str = AUTO,
     max_new_tokens: NewTokens = 256,
     rounds: Rounds = 2,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
-    """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn."""
+    """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn.
+
+    unseen: Prompts that no constant was chosen on.
+    method: fixed or auto, of all drafters.
+    """
     kinds = list(dict.fromkeys(kind or KINDS))
     for each in kinds:
         check_choice("kind", each, KINDS)

@@ -3,10 +3,8 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 
 from benchmarks.pairs import Text, check_score, score
 from benchmarks.papers.global_resolution_acceptance import figure1, temperature
@@ -59,19 +57,17 @@ DEMO_VOCABULARIES = ("target", "drafter-1k", "drafter-bytes")
 
 
 def command(
-    name: Annotated[str | None, typer.Argument(help="What to reproduce; --list shows the names.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the names and leave.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer pairs, positions and seconds: a first look.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
-    cell_seconds: Annotated[
-        float | None, typer.Option(help="Time limit of one cell in tables of times. Default: 15, with --quick 2.")
-    ] = None,
+    name: str | None = None,
+    /,
+    *,
+    list_: bool = False,
+    quick: bool = False,
+    seed: int = 0,
+    cell_seconds: float | None = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
     text: Text = None,
-    positions: Annotated[
-        int | None, typer.Option(help="Places in the text to measure at. Default: 240, with --quick 24.")
-    ] = None,
+    positions: int | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -80,6 +76,13 @@ def command(
     """Print figures of the papers beside ours. Where a paper's figure does not follow from its text, the notes say so.
 
     Figures on models are of the demo pair unless another is named. Ctrl-C prints what was measured.
+
+    name: What to reproduce; --list shows the names.
+    list_: List the names and leave.
+    quick: Fewer pairs, positions and seconds: a first look.
+    seed: Seed of everything that is drawn.
+    cell_seconds: Time limit of one cell in tables of times. Default: 15, with --quick 2.
+    positions: Places in the text to measure at. Default: 240, with --quick 24.
     """
     if list_:
         for known, (what, _) in ARTEFACTS.items():

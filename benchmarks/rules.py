@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated
 
 import torch
-import typer
 from torch import Tensor
 
 from benchmarks.contenders import SAMPLED, Acceptance, Contender, all_rules, any_size
@@ -231,18 +229,17 @@ def panels(tables: Sequence[Table]) -> list[Panel]:
 
 
 def command(
-    toy: Annotated[bool, typer.Option("--toy", help="Enumerate every rule on toy distributions; no model.")] = False,
-    speed: Annotated[
-        bool, typer.Option("--speed", help="Time every rule and published solver by vocabulary and drafts; no model.")
-    ] = False,
+    *,
+    toy: bool = False,
+    speed: bool = False,
     target: options.Target = None,
     drafter: options.Drafter = None,
     text: Text = None,
-    draws: Annotated[str, typer.Option(help="Numbers of drafts to compare, with commas.")] = DEFAULT_DRAWS,
-    temperature: Annotated[str, typer.Option(help="Temperatures of both models, with commas.")] = DEFAULT_TEMPERATURES,
+    draws: str = DEFAULT_DRAWS,
+    temperature: str = DEFAULT_TEMPERATURES,
     positions: Positions = 240,
-    seed: Annotated[int, typer.Option(help="Seed of whatever is sampled.")] = 0,
-    plot: Annotated[str | None, typer.Option(help="Draw acceptance to this file (needs matplotlib).")] = None,
+    seed: int = 0,
+    plot: str | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -253,6 +250,13 @@ def command(
     On a real pair of models over a text (by default the demo pair), or with --toy on the toy distributions of the
     SpecHub paper, where every draw of every rule is enumerated, or with --speed by time alone on random rows of up to
     128,000 tokens. The table goes to stdout.
+
+    toy: Enumerate every rule on toy distributions; no model.
+    speed: Time every rule and published solver by vocabulary and drafts; no model.
+    draws: Numbers of drafts to compare, with commas.
+    temperature: Temperatures of both models, with commas.
+    seed: Seed of whatever is sampled.
+    plot: Draw acceptance to this file (needs matplotlib).
     """
     ks = numbers(draws, "draws")
     if max(ks) > MOST_DRAWS:

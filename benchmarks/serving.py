@@ -23,10 +23,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
-import typer
 
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, show
@@ -259,22 +258,29 @@ def long_row(table: Table, name: str, users: int, found: Sequence[Interference])
 
 
 def command(
-    server: Annotated[
-        list[str],
-        typer.Option(help="NAME=URL of a running server, #MODEL behind it if it lists none; may be repeated."),
-    ],
-    library: Annotated[str | None, typer.Option(help="Model for an engine in this process beside the servers.")] = None,
+    *,
+    server: list[str],
+    library: str | None = None,
     drafter: options.Drafter = None,
-    users: Annotated[list[int] | None, typer.Option(help="Users at a time; may be repeated. Default: 1, 8.")] = None,
+    users: list[int] | None = None,
     workload: WorkloadFile = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Temperature of all requests.")] = 0.7,
-    rounds: Annotated[int, typer.Option(help="Times that every server meets every number of users.")] = 3,
-    long: Annotated[int | None, typer.Option(help="Tokens of a prompt that comes while all users read.")] = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.7,
+    rounds: int = 3,
+    long: int | None = None,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
-    """Tokens per second, time to the first token and time between pieces of answers, by server and number of users."""
+    """Tokens per second, time to the first token and time between pieces of answers, by server and number of users.
+
+    server: NAME=URL of a running server, #MODEL behind it if it lists none; may be repeated.
+    library: Model for an engine in this process beside the servers.
+    users: Users at a time; may be repeated. Default: 1, 8.
+    max_new_tokens: Most tokens of an answer.
+    temperature: Temperature of all requests.
+    rounds: Times that every server meets every number of users.
+    long: Tokens of a prompt that comes while all users read.
+    """
     numbers = users or [1, 8]
     check_counts(max_new_tokens=max_new_tokens, rounds=rounds, users=min(numbers), long=long)
     check_temperatures([temperature])

@@ -20,10 +20,9 @@ from math import ceil
 from pathlib import Path
 from resource import getpagesize
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
-import typer
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving import conversations
@@ -206,19 +205,30 @@ def _gauges(text: str) -> dict[str, float]:
 
 
 def command(
-    target: Annotated[str, typer.Option(help="The model that is served.")],
-    drafter: Annotated[str | None, typer.Option(help="Its drafter; by default prompt lookup.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="As for foretoken serve.")] = None,
-    users: Annotated[int, typer.Option(help="Users at a time.")] = 16,
-    minutes: Annotated[float, typer.Option(help="How long they come and go.")] = 10.0,
+    *,
+    target: str,
+    drafter: str | None = None,
+    dtype: str | None = None,
+    users: int = 16,
+    minutes: float = 10.0,
     workload: WorkloadFile = None,
-    prompts: Annotated[int, typer.Option(help="Prompts that they choose from.")] = 24,
-    port: Annotated[int, typer.Option(help="Port of the server.")] = 8123,
-    seed: Annotated[int, typer.Option(help="Of the users and of the texts.")] = 0,
+    prompts: int = 24,
+    port: int = 8123,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
 ) -> None:
-    """Texts, errors and memory of a server whose users come, go and send nonsense."""
+    """Texts, errors and memory of a server whose users come, go and send nonsense.
+
+    target: The model that is served.
+    drafter: Its drafter; by default prompt lookup.
+    dtype: As for foretoken serve.
+    users: Users at a time.
+    minutes: How long they come and go.
+    prompts: Prompts that they choose from.
+    port: Port of the server.
+    seed: Of the users and of the texts.
+    """
     check_counts(users=users, prompts=prompts)
     check_seed(seed, prompts)
     if not 0 < minutes < 1e4:

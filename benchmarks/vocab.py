@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -306,44 +305,22 @@ def ways(
 
 
 def command(
+    *,
     target: options.Target = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="Folder of a drafter with another vocabulary; may be repeated. Default: the demo ones."),
-    ] = None,
-    same: Annotated[
-        str | None,
-        typer.Option(help="Folder of a drafter with the target's vocabulary, to compare with. Default: the demo one."),
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="union, tli, slem or slrs; may be repeated. Default: all.")
-    ] = None,
-    tree: Annotated[
-        list[str] | None,
-        typer.Option(help="METHOD=TREE, e.g. tli=chain:2, for another tree than the usual one; may be repeated."),
-    ] = None,
-    lookahead: Annotated[
-        list[int] | None,
-        typer.Option(help="Most drafter tokens of a draft of slrs, measured beside no limit; may be repeated."),
-    ] = None,
-    alignments: Annotated[
-        bool,
-        typer.Option(
-            "--alignments", help="Measure slem also with the paper's longest overlap, and without healing the edge."
-        ),
-    ] = False,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="Temperature; may be repeated. Default: 0 and 1.")
-    ] = None,
+    drafter: list[str] | None = None,
+    same: str | None = None,
+    method: list[str] | None = None,
+    tree: list[str] | None = None,
+    lookahead: list[int] | None = None,
+    alignments: bool = False,
+    temperature: list[float] | None = None,
     workload: WorkloadFile = None,
-    prompts: Annotated[int, typer.Option(help="Prompts to continue.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of every run; end-of-text does not stop one.")] = 64,
-    rounds: Annotated[int, typer.Option(help="Times that every way continues every prompt.")] = 2,
-    samples: Annotated[
-        int, typer.Option(help="Generations for the test of each way's law above temperature 0; 0: none.")
-    ] = 300,
+    prompts: int = 3,
+    max_new_tokens: int = 64,
+    rounds: int = 2,
+    samples: int = 300,
     expand: Expand = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    seed: int = 0,
     markdown: Markdown = False,
     json_: options.Json = False,
     device: options.Device = None,
@@ -352,6 +329,19 @@ def command(
     """Compare union, TLI, SLEM and SLRS, a drafter with the same vocabulary, and transformers' two-vocabulary mode.
 
     Interleaved in one process, each with a measured losslessness column. The table goes to stdout.
+
+    drafter: Folder of a drafter with another vocabulary; may be repeated. Default: the demo ones.
+    same: Folder of a drafter with the target's vocabulary, to compare with. Default: the demo one.
+    method: union, tli, slem or slrs; may be repeated. Default: all.
+    tree: METHOD=TREE, e.g. tli=chain:2, for another tree than the usual one; may be repeated.
+    lookahead: Most drafter tokens of a draft of slrs, measured beside no limit; may be repeated.
+    alignments: Measure slem also with the paper's longest overlap, and without healing the edge.
+    temperature: Temperature; may be repeated. Default: 0 and 1.
+    prompts: Prompts to continue.
+    max_new_tokens: Tokens of every run; end-of-text does not stop one.
+    rounds: Times that every way continues every prompt.
+    samples: Generations for the test of each way's law above temperature 0; 0: none.
+    seed: Seed of the first run.
     """
     methods = list(dict.fromkeys(method or VOCABS))
     for name in methods:

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 
 from benchmarks import quantised, soak
-from benchmarks.__main__ import SCRIPTS
+from benchmarks.__main__ import SCRIPTS, script
 from command import Command
 from foretoken.serve.listen import bound
 
@@ -27,9 +28,11 @@ def test_each_has_a_help(cli, name):
     code, out, _ = cli("benchmarks", name, "--help")
     assert code == 0
     assert f"python -m benchmarks {name}" in out
+    assert [option.name for option in get_command(script(name)).params if not vars(option)["help"]] == []
 
 
 BAD = [
+    ("optimum --json --markdown", "two forms of one report"),
     ("nope", "There is no benchmark nope: choose one of compare, "),
     ("execution --nodes 1,two", "--nodes is '1,two'"),
     ("execution --batch -1", "--batch must be"),
