@@ -1,4 +1,4 @@
-# demo: the answer of a chat model, and its speed.  test: the fast suite, test-long: the rest of what CI runs.  lint: ruff, pyright, layers.  paper: a PDF.
+# demo: the answer of a chat model, and its speed.  test: the fast suite, test-long: the longer tests.  lint: ruff, pyright, layers.  paper: a PDF.
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=# the tests start the command many times: let it keep its bytecode

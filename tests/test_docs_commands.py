@@ -29,7 +29,7 @@ NOT_EXECUTED = {
     "make lint": MAKES.format("linters, which every change must pass"),
     "make site": MAKES.format("mkdocs, which is installed there"),
     "make paper": MAKES.format("typst, which is installed there"),
-    ".ci/run": "It is `make lint` and the tests.",
+    ".ci/run": "It is `make lint` and `make test`.",
     "pytest -m slow": "It is the slow test suite, that is this test.",
     "llama-server ": "It is a program of llama.cpp.",
     "transformers serve ": "It is a program of transformers that needs packages which this one does not.",
