@@ -97,10 +97,10 @@ def save(
     leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
-    **more: str | int,
+    **more: str | float | list[Any],
 ) -> None:
-    """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings and numbers of
-    the metadata.
+    """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings, numbers and
+    lists of the metadata, also in place of what stands there.
 
     embedding: the kind of the embedding, by default as all matrices.
     """
@@ -124,14 +124,16 @@ def save(
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if architecture in ("gemma3", "phi3"):
-        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window(config.sliding_window or 0)
     if vocabulary is None:
         vocabulary = {"gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
             architecture, byte_level
         )
     vocabulary(writer)
+    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     for key, value in more.items():
-        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint16(key, value)
+        writer.kv_data[0].pop(key, None)
+        add[type(value)](key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
@@ -169,8 +171,8 @@ def blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
         generator = np.random.default_rng(len(values))
         made = generator.integers(0, 256, (*values.shape[:-1], values.shape[-1] // count, size), np.uint8)
         # Where the scales of a block stand, as float16; the signs of the smaller parts are among the random bytes.
-        at = {"Q6_K": [208], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108]}[kind.name]
-        largest = {"Q6_K": 4096, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128}[kind.name]
+        at = {"Q6_K": [208], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108]}.get(kind.name, [])
+        largest = {"Q6_K": 4096, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128}.get(kind.name, 1)
         for place in at:
             scale = np.array(0.6 / largest, np.float16)
             made[..., place : place + 2] = scale[None].view(np.uint8)

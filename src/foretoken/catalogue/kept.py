@@ -15,7 +15,7 @@ from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
-FORMAT = 5  # the version of what is kept: raised whenever what is written, or how it is read, changes
+FORMAT = 6  # the version of what is kept: raised whenever what is written, or how it is read, changes
 LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes
 HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
 BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, spread over the file
@@ -46,7 +46,7 @@ def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"
     folder = models_folder().parent / section / name
-    origin: dict[str, object] = {"format": FORMAT, "files": {path.name: _content(path) for path in files}}
+    origin: dict[str, object] = {"format": FORMAT, "files": {path.resolve().name: _content(path) for path in files}}
     if _is_whole(folder, origin):
         return folder
     try:
@@ -71,7 +71,8 @@ def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object])
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     try:
         make(unfinished)
-        made = {path.name: _saved(path) for path in sorted(unfinished.iterdir())}
+        files = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
+        made = {str(path.relative_to(unfinished)): _saved(path) for path in files}
         (unfinished / ORIGIN).write_text(json.dumps(origin | {"made": made}))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.replace(folder)

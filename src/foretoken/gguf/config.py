@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from gguf import TokenType
 from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedConfig
 
@@ -11,12 +10,10 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.reader import Reader
 from foretoken.gguf.tensors import FREQUENCIES
+from foretoken.gguf.vocabulary import Vocabulary, vocabulary_of
 
-# Tokens that end a text or a turn in the chat formats of these models; llama.cpp stops at them too.
-END_TOKENS = (
-    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<eos>", "</s>", "<|end|>",
-)  # fmt: skip
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
+LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own
 
 
 def gguf_config(reader: Reader) -> PreTrainedConfig:
@@ -44,9 +41,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         "max_position_embeddings": value("context_length"),
         "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in shapes,
-        "bos_token_id": reader.metadata("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": reader.metadata("tokenizer.ggml.eos_token_id"),
-        "pad_token_id": reader.metadata("tokenizer.ggml.padding_token_id"),
+        **_named_ids(vocabulary_of(reader), "bos", "eos", "padding"),
     }
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
@@ -57,19 +52,25 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     head_dim = value("attention.key_length", hidden_size // heads)
     if prefix in ("qwen3", "gemma3") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
-    rotary = _rotary(reader, prefix, head_dim)
+    rotary, window = _rotary(reader, prefix, head_dim), value("attention.sliding_window") or None  # 0 stands for none
     if prefix == "gemma3":
-        # The file has neither the pattern of the layers (five local ones, then a global one) nor the local layers'
-        # rotary base: both are the same in every model of this family. So is a query scale of the width of a head,
-        # except in the largest one.
-        options["query_pre_attn_scalar"] = head_dim
+        # Most files have neither the pattern of the layers (five local ones, then a global one) nor the local layers'
+        # rotary base: both are the same in every published model of this family. No file has the query scale.
+        layers, period = options["num_hidden_layers"], value("attention.sliding_window_pattern", 6)
+        if window is None:  # every layer is global; transformers wants a number all the same
+            period, window = 1, options["max_position_embeddings"]
+        is_global = [period > 0 and i % period == period - 1 for i in range(layers)]
+        options["layer_types"] = ["full_attention" if it else "sliding_attention" for it in is_global]
+        options["query_pre_attn_scalar"] = hidden_size // heads if layers == LAYERS_27B else head_dim
+        options["final_logit_softcapping"] = _shortest(value("final_logit_softcapping")) or None
         local = {"rope_type": "default", "rope_theta": _shortest(value("rope.freq_base_swa", 10_000.0))}
         rotary = {"full_attention": rotary, "sliding_attention": local}
     if prefix in ("gemma3", "phi3"):
-        options["sliding_window"] = value("attention.sliding_window")
+        options["sliding_window"] = window
     options["rope_parameters"] = rotary
     if prefix == "llama":
         options["attention_bias"] = "blk.0.attn_q.bias" in shapes
+        options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
     config = AutoConfig.for_model(architecture.model_type, **options)
     config.architectures = [architecture.class_name]
     return config
@@ -81,20 +82,13 @@ def gguf_generation_config(reader: Reader) -> GenerationConfig:
     A text ends at the file's own tokens for the end of a text, a turn and a message, and at every token that ends one
     in a known chat format.
     """
-    eos = reader.metadata("tokenizer.ggml.eos_token_id")
-    tokens: list[str] = reader.metadata("tokenizer.ggml.tokens", [])
-    types: list[int] = reader.metadata("tokenizer.ggml.token_type", [])
-    control = {
-        token: i for i, (token, type_) in enumerate(zip(tokens, types, strict=True)) if type_ == TokenType.CONTROL
-    }
-    own = [eos, *(reader.metadata(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))]
-    named = [*own, *(control[name] for name in END_TOKENS if name in control)]
-    ends = [token for token in dict.fromkeys(named) if token is not None]
-    return GenerationConfig(
-        bos_token_id=reader.metadata("tokenizer.ggml.bos_token_id"),
-        eos_token_id=ends or None,
-        pad_token_id=reader.metadata("tokenizer.ggml.padding_token_id"),
-    )
+    vocabulary = vocabulary_of(reader)
+    return GenerationConfig(eos_token_id=vocabulary.ends or None, **_named_ids(vocabulary, "bos", "padding"))
+
+
+def _named_ids(vocabulary: Vocabulary, *names: str) -> dict[str, int | None]:
+    """Return ids of special tokens under transformers' names; names: those of Vocabulary.special."""
+    return {f"{'pad' if name == 'padding' else name}_token_id": vocabulary.special.get(name) for name in names}
 
 
 def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
@@ -105,9 +99,13 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
 
     base = reader.of_model("rope.freq_base", ROTARY_BASES.get(prefix, 10_000.0))
     rotary = {"rope_type": "default", "rope_theta": _shortest(base)}
-    scaling, width = reader.of_model("rope.scaling.type", "none"), reader.of_model("rope.dimension_count", head_dim)
-    if scaling == "linear":
-        rotary |= {"rope_type": "linear", "factor": _shortest(reader.of_model("rope.scaling.factor"))}
+    scaling, width = reader.of_model("rope.scaling.type", "linear"), reader.of_model("rope.dimension_count", head_dim)
+    if any(tensor.name.startswith("rope_factors_") for tensor in reader.tensors):
+        scaling = "longrope"
+    if scaling == "linear":  # as in llama.cpp: what files without a type have, some of them under a name of 2023
+        factor = _shortest(reader.of_model("rope.scaling.factor", reader.of_model("rope.scale_linear")))
+        if factor not in (None, 0, 1):
+            rotary |= {"rope_type": "linear", "factor": factor}
     elif scaling != "none":
         raise ForetokenError(
             f"The GGUF file scales its rotary positions ({scaling}), which is not read: take a model without."

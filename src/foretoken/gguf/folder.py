@@ -37,9 +37,16 @@ def contents(source: Path) -> Contents:
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture.
     """
     reader = open_gguf(source)
-    config = gguf_config(reader)
-    weights = _checked(gguf_weights(reader), config)
-    return Contents(config, gguf_generation_config(reader), gguf_tokenizer(reader), weights)
+    try:
+        config = gguf_config(reader)
+        weights = _checked(gguf_weights(reader), config)
+        return Contents(config, gguf_generation_config(reader), gguf_tokenizer(reader), weights)
+    except (ForetokenError, OSError, MemoryError, ImportError):
+        raise
+    except Exception as error:  # of this or that library, for values that make no sense
+        raise ForetokenError(
+            f"Cannot make a model of the GGUF file {source}: what it says of itself is damaged ({error}). Get it again."
+        ) from error
 
 
 def write_folder(source: Path, folder: Path, progress: Progress = lambda done, total: None) -> None:

@@ -41,21 +41,33 @@ class Reader(GGUFReader):
         return default if value is None else value
 
     def of_model(self, key: str, default: Any = None) -> Any:
-        """Return the value whose key is the architecture's name, a dot and `key`; `default` where there is none."""
-        return self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
+        """Return the value whose key is the architecture's name, a dot and `key`; `default` where there is none.
+
+        A list with a value per layer that is the same for all layers is returned as this value.
+        """
+        value = self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
+        alike = isinstance(value, list) and value and all(each == value[0] for each in value)
+        return value[0] if alike else value
 
 
 def open_gguf(path: Path) -> Reader:
     """Open the GGUF file at `path`.
 
-    Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, or is one part of a model.
+    Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, has another byte order, or is one
+    part of a model.
     """
     try:
         reader = Reader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise ForetokenError(
-            f"Cannot read {path} as a GGUF file: it is damaged or cut off ({error}). Get it again."
+            f"Cannot read {path} as a GGUF file: it is damaged, cut off or newer than what is known ({error}). Get it "
+            "again, or another file of this model."
         ) from error
+    if reader.byte_order != "I":
+        raise ForetokenError(
+            f"{path} is a GGUF file with the byte order of other processors: convert it with `gguf-convert-endian`, or "
+            "get another file of this model."
+        )
     if (parts := int(reader.metadata("split.count", 1))) > 1:
         raise ForetokenError(
             f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`, and give the "

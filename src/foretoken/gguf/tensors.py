@@ -57,12 +57,21 @@ class Weight:
 def gguf_weights(reader: Reader) -> list[Weight]:
     """Return all weights of the file in `reader`, without its table of rotary frequencies.
 
-    Raises ForetokenError for a tensor that the file's architecture does not have.
+    Raises ForetokenError for a tensor that the file's architecture does not have, or whose type the library `gguf`
+    cannot read.
     """
     architecture = architecture_of(reader)
     heads = reader.of_model("attention.head_count", 1)
     of_rotary = {"attn_q": heads, "attn_k": reader.of_model("attention.head_count_kv", heads)}
     weights: list[Weight] = []
+    for kind, tensor in {tensor.tensor_type: tensor for tensor in reversed(reader.tensors)}.items():
+        try:
+            gguf.dequantize(tensor.data[:1], kind)
+        except NotImplementedError as error:
+            raise ForetokenError(
+                f"The GGUF file has a tensor {tensor.name} of type {kind.name}, which is not read: take another file "
+                "of this model."
+            ) from error
     for tensor in reader.tensors:
         if tensor.name == FREQUENCIES:
             continue

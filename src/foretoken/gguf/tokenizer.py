@@ -1,5 +1,6 @@
 """Turn the vocabulary of a GGUF file into a transformers tokenizer, with its chat template and special tokens."""
 
+import re
 from typing import Any, cast
 
 from gguf import TokenType
@@ -9,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
+from foretoken.gguf.vocabulary import vocabulary_of
 
 SPACE = "▁"  # how SentencePiece writes a space
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -16,7 +18,8 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2, LLAMA3 = rf"{_LETTERS}\p{{N}}{_REST}", rf"{_LETTERS}\p{{N}}{{1,3}}{_REST}"  # as their tokenizers publish them
 # How a byte-level tokenizer cuts text into words, by the file's name for it: the expression, None for GPT-2's.
 WORDS = {
-    "gpt-2": None, "smollm": None, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "smaug-bpe": LLAMA3,
+    "gpt-2": None, "smollm": None, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "llama3": LLAMA3,
+    "llama-v3": LLAMA3, "smaug-bpe": LLAMA3,
 }  # fmt: skip
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that do not swallow white space behind them
 
@@ -44,24 +47,24 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
             if kind is None
             else f"The GGUF file's tokenizer ({kind}) is not read: it must be gpt2 or llama."
         )
-    tokens: list[str] = reader.metadata("tokenizer.ggml.tokens")
+    found = vocabulary_of(reader)
+    tokens = found.tokens
     if not tokens:
         raise ForetokenError("The GGUF file has no vocabulary: it is not whole, get it again.")
     if kind == "llama":  # runs of spaces as SentencePiece spells them, which the file does not do
         tokens = [SPACE * len(token) if token.isspace() and token.strip(" ") == "" else token for token in tokens]
-    types: list[int] = reader.metadata("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
-    known = [(token, index, type_) for index, (token, type_) in enumerate(zip(tokens, types, strict=True))]
+    known = [(token, index, type_) for index, (token, type_) in enumerate(zip(tokens, found.types, strict=True))]
     vocabulary = {token: index for token, index, type_ in known if type_ != TokenType.UNUSED}
     if kind == "gpt2":
         tokenizer = _byte_level(reader, vocabulary)
     else:
         whole = {token for token, _, type_ in known if type_ == TokenType.USER_DEFINED}
-        unknown = tokens[reader.metadata("tokenizer.ggml.unknown_token_id", 0)]
+        unknown = tokens[found.special.get("unknown", 0)]
         tokenizer = _sentencepiece(reader, vocabulary, whole, unknown)
     names = {
-        name: tokens[index]
+        name: tokens[found.special[key]]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (index := reader.metadata(f"tokenizer.ggml.{key}_token_id")) is not None
+        if key in found.special
     }
     phi3 = reader.metadata("general.architecture") == "phi3"
     marked: dict[int, bool] = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}  # whether it is special
@@ -75,15 +78,25 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
     begins = kind == "llama" or WORDS[reader.metadata("tokenizer.ggml.pre")] == LLAMA3
     if (bos := names.get("bos")) is not None and reader.metadata("tokenizer.ggml.add_bos_token", begins):
         tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, found.special["bos"])]
         )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=reader.metadata("tokenizer.chat_template"),
+        chat_template=_templates(reader),
         model_max_length=reader.of_model("context_length", 1 << 30),
         clean_up_tokenization_spaces=False,
         **{f"{name}_token": token for name, token in names.items()},
     )
+
+
+def _templates(reader: Reader) -> str | dict[str, str] | None:
+    """Return the chat template in the file, or the templates by name where some have names; None where it has none."""
+    texts = {"default": reader.metadata("tokenizer.chat_template")}
+    for key in reader.fields:
+        if named := re.fullmatch(r"tokenizer\.chat_template\.([\w-]+)", key, re.ASCII):  # such as tool_use
+            texts[named[1]] = reader.metadata(key)
+    texts = {name: text for name, text in texts.items() if text}
+    return texts.get("default") if texts.keys() <= {"default"} else texts
 
 
 def _byte_level(reader: Reader, vocabulary: dict[str, int]) -> Tokenizer:

@@ -19,6 +19,7 @@ QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can
 # of the draft tokens of a quantised copy of the small target were accepted at temperature 0, with 8 bits 0.94:
 # docs/LOG.md, 2026-11-25.
 HEAD_KIND = "q8_0"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")  # endings of files with weights in a folder
 HUB_S = 10  # seconds within which the hub has to answer
 # Files in which a published draft head may be; the first two may also hold a language model.
 HEAD_FILES = (
@@ -58,8 +59,8 @@ def _check_hub(hub_id: str) -> None:
 def located(source: str) -> str:
     """Return the folder, GGUF file or hub id that `source` stands for.
 
-    That is `source` itself; the only GGUF file in it, where it is a folder without a config.json; or the model that was
-    fetched by this short name.
+    That is `source` itself; the only GGUF file in it, where it is a folder without a config.json or without other
+    weights; or the model that was fetched by this short name.
 
     Raises ForetokenError for what is neither a model's folder nor its GGUF file, and for a hub id that is not found.
     """
@@ -75,15 +76,16 @@ def located(source: str) -> str:
         if looks_local:
             raise _unknown(source)
         _check_hub(source)
-    elif not (Path(source) / "config.json").exists():
-        files = sorted(str(path) for path in Path(source).glob("*.gguf"))
+        return source
+    described = (Path(source) / "config.json").exists()
+    files = sorted(str(path) for path in Path(source).glob("*.gguf"))
+    if files and not (described and any(path.suffix in WEIGHTS for path in Path(source).iterdir())):
         if len(files) > 1:
             raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {', '.join(files)}.")
-        if files:
-            return located(files[0])
+        return located(files[0])
+    if not described:
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
-    else:
-        check_config(source)
+    check_config(source)
     return source
 
 
