@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,19 @@ def test_a_traced_text_is_the_same_text(folders, drafter, tree, temperature):
             assert text.num_accepted == result.stats.num_accepted
             assert text.num_drafted == result.stats.num_drafted
             assert text.num_steps == result.stats.num_target_forwards == len(text.steps)
+
+
+def test_what_comes_behind_the_end_of_a_text_is_not_counted(folders):
+    """Draft tokens that were accepted behind a token that ends the text."""
+    engine = replace(load(folders, tree="chain:6"), eos_ids=frozenset(range(0, 256, 3)))
+    cut = 0
+    for seed in range(12):
+        trace = foretoken.Trace(engine)
+        result = engine.generate(PROMPTS[0], max_new_tokens=24, seed=seed, observer=trace)
+        (text,) = trace.texts
+        assert text.num_accepted == result.stats.num_accepted
+        cut += sum(len(step.path) - 1 for step in text.steps) - text.num_accepted
+    assert cut > 0
 
 
 def test_p_and_q_are_those_of_the_models(folders):

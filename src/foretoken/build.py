@@ -7,9 +7,10 @@ from typing import TypeVar
 import torch
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.forked import check_not_forked
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
-from foretoken.core.limits import check_choice, check_counts
+from foretoken.core.limits import check_choice, check_counts, whole
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
@@ -170,14 +171,18 @@ def load(
         if not isinstance(model, str | torch.nn.Module) or model == "":
             raise ForetokenError(f"The {what} is {model!r}: give the name or the path of a model, or the model itself.")
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
-    check_counts(max_batch=max_batch)
+    for what, path in ("profile", profile), ("suffix_store", _path(suffix_store)):
+        if path is not None and not isinstance(path, str):
+            raise ForetokenError(f"{what} is {path!r}: give the path of a file.")
+    check_counts(max_batch=whole("max_batch", max_batch))
     Recipe(method=method)  # which refuses a name that is not known
     check_choice("compile", compile, COMPILE)
     check_quantise(quantise, target)
 
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
-    named = any(x is not None for x in (tree, verifier, law, draft_probability))
+    given = {"tree": tree, "verifier": verifier, "law": law, "draft_probability": draft_probability}
+    named = [f"{name} {value}" for name, value in given.items() if value is not None]
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
@@ -185,6 +190,8 @@ def load(
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
     kind = _kind(drafter)
+    if kind == NO_DRAFTER and named:
+        raise ForetokenError(f"{named[0]} says how to draft, and there is no drafter: name one, or leave this out.")
     has_model = kind == SAME
     check_quantise_drafter(quantise_drafter, drafter, is_head=kind == HEAD)
     if tuned is not None and has_model and vocab in (None, AUTO):
@@ -198,6 +205,7 @@ def load(
     settled(recipe, kind)
 
     # The models.
+    check_not_forked()
     if device is None and not isinstance(target, str):
         device = target.device  # both must be in one place
     chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
@@ -273,6 +281,8 @@ def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust
     """Return the tokenizer that was named, else that of a model named by its folder; None where neither is."""
     if isinstance(named, str) or (named is None and isinstance(model, str)):
         return load_tokenizer(str(named or model), trust_remote_code)
+    if named is not None and not (callable(named) and hasattr(named, "decode")):
+        raise ForetokenError(f"The tokenizer is {named!r}: give a tokenizer, or the path of a model that has one.")
     return named
 
 

@@ -170,8 +170,11 @@ class Decoder:
     def _give_up(self, error: BaseException) -> None:
         if not isinstance(self.drafter, NoDrafter):
             self.gave_up = True
+            blamed = "The drafter"
+            if any(sequence.sampling.moves_scores for sequence in self.sequences):
+                blamed = "The drafter, or a processor or logit bias that was applied to its scores,"
             warnings.warn(
-                f"The drafter failed ({type(error).__name__}: {error}); going on with plain decoding.",
+                f"{blamed} failed ({type(error).__name__}: {error}); going on with plain decoding.",
                 DraftFailedWarning,
                 stacklevel=4,
             )

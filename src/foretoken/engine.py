@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foretoken.core import sequence as core
 from foretoken.core.errors import ContextError, ForetokenError
+from foretoken.core.forked import check_not_forked
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.limits import check_choice, check_counts, check_seed, check_stops, whole
@@ -227,7 +228,7 @@ class Engine:
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, grammar, streaming=False)
-        for chunk in self._run(requests, max_new_tokens, _sampling(sampling), observer):
+        for chunk in self._run(requests, *self._checked(max_new_tokens, sampling, observer)):
             request = requests[chunk.index]
             request.token_ids += chunk.token_ids
             request.text += chunk.text
@@ -273,19 +274,30 @@ class Engine:
         prompt, max_new_tokens, seed, stop, grammar, observer, sampling: as in `generate`.
         """
         requests = self._requests(_as_list(prompt)[0], seed, stop, grammar, streaming=True)
-        return self._run(requests, max_new_tokens, _sampling(sampling), observer)
+        return self._run(requests, *self._checked(max_new_tokens, sampling, observer))
+
+    def _checked(
+        self, max_new_tokens: int, options: SamplingOptions, observer: Observer | None
+    ) -> tuple[int, Sampling, Observer | None]:
+        """Return the arguments of a call as `_run` takes them; raises ForetokenError for those that cannot be."""
+        check_counts(max_new_tokens=whole("max_new_tokens", max_new_tokens))
+        for name in sorted(options.keys() - SamplingOptions.__annotations__.keys()):
+            check_choice("option", name, GenerateOptions.__annotations__)
+        sampling, most = Sampling(**options), self.target.vocab_size - 1
+        outside = [token for token in sampling.logit_bias if not 0 <= token <= most]
+        if outside:
+            raise ForetokenError(f"logit_bias has token id {outside[0]}: ids go from 0 to {most}.")
+        if observer is not None and not callable(observer):
+            raise ForetokenError(f"observer is {observer!r}: give a function, such as foretoken.Trace(engine).")
+        return index(max_new_tokens), sampling, observer
 
     def _requests(
-        self,
-        prompts: Sequence[Prompt],
-        seed: int | None,
-        stop: str | Sequence[str] | None,
-        grammar: Grammar | None,
+        self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, grammar: Grammar | None,
         streaming: bool,
-    ) -> list[Request]:
+    ) -> list[Request]:  # fmt: skip
         seed = random.randrange(2**31) if seed is None else whole("seed", seed)
         check_seed(seed, len(prompts))
-        if grammar is not None and not hasattr(grammar, "constraint"):
+        if grammar is not None and (isinstance(grammar, type) or not hasattr(grammar, "constraint")):
             raise ForetokenError(
                 f"The grammar is a {type(grammar).__name__}: give foretoken.Grammar.regex(...) or another of its kinds."
             )
@@ -343,13 +355,7 @@ class Engine:
         self, requests: list[Request], max_new_tokens: int, sampling: Sampling, observer: Observer | None
     ) -> Iterator[Chunk]:
         """Decode all requests, at most `max_batch` at a time, and yield what each step adds to each of them."""
-        max_new_tokens = whole("max_new_tokens", max_new_tokens)
-        check_counts(max_new_tokens=max_new_tokens)
-        outside = [token for token in sampling.logit_bias if not 0 <= token < self.target.vocab_size]
-        if outside:
-            raise ForetokenError(
-                f"logit_bias has token id {outside[0]}: ids go from 0 to {self.target.vocab_size - 1}."
-            )
+        check_not_forked()
         if not requests:
             return
         limit = self.target.lm.context or 2**62
@@ -376,7 +382,7 @@ class Engine:
                 reason = finish_reason(sequence, stopped)
                 if reason is not None:
                     del active[sequence]
-                yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, request.stats)
+                yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, replace(request.stats))
 
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
@@ -399,16 +405,10 @@ def _plain(ids: Any) -> Any:
     return ids.tolist() if hasattr(ids, "tolist") else ids
 
 
-def _sampling(options: SamplingOptions) -> Sampling:
-    for name in sorted(options.keys() - SamplingOptions.__annotations__.keys()):
-        check_choice("option", name, GenerateOptions.__annotations__)
-    return Sampling(**options)
-
-
 def _stops(stop: Any) -> tuple[str, ...]:
     """Return the stop strings of a call, which may be a string, several, or None for none."""
     stops = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(stops, Sequence) or not all(isinstance(s, str) for s in stops):
+    if not isinstance(stops, Sequence) or isinstance(stops, bytes) or not all(isinstance(s, str) for s in stops):
         raise ForetokenError(f"stop is {stop!r}: give a text, or a list of texts.")
     check_stops(stops)
     return tuple(stops)

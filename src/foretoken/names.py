@@ -6,6 +6,7 @@ from dataclasses import replace
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Hub, Law, Opaque
+from foretoken.core.limits import whole
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
@@ -76,7 +77,7 @@ def law(name: str, k: int = 1, counts: Sequence[float] | None = None) -> Law:
 
     Raises ForetokenError for an unknown name, a negative k, and counts that are not k + 1 probabilities of sum 1.
     """
-    if k < 0:
+    if whole("k", k) < 0:
         raise ForetokenError(f"A law cannot make {k} draws: give a number >= 0.")
     family = law_family(name)
     if counts is None:

@@ -40,8 +40,7 @@ def check_sampling(
     frequency_penalty, presence_penalty: from -LARGEST to LARGEST.
     logit_bias: token id -> -inf, or a number from -LARGEST to LARGEST.
     """
-    finite = number("temperature", temperature) >= 0 and math.isfinite(temperature)
-    _require(finite, "temperature", temperature, "a finite number >= 0")
+    _require(0 <= number("temperature", temperature) < math.inf, "temperature", temperature, "a finite number >= 0")
     _require(whole("top_k", top_k) >= 0, "top_k", top_k, "0 (off) or a positive integer")
     _require(0 < number("top_p", top_p) <= 1, "top_p", top_p, "in (0, 1]")
     _require(0 <= number("min_p", min_p) <= 1, "min_p", min_p, "in [0, 1]")
@@ -88,8 +87,13 @@ def check_choice(what: str, name: str | None, known: Iterable[str]) -> None:
     name: the name; None: nothing is named.
     known: the names that can be chosen.
     """
-    if name is not None and name not in known:
-        raise ForetokenError(f"Unknown {what} {name or repr(name)}: choose one of {', '.join(known)}.")
+    if name is not None and not (isinstance(name, str) and name in known):
+        raise ForetokenError(f"Unknown {what} {shown(name)}: choose one of {', '.join(known)}.")
+
+
+def shown(name: object) -> str:
+    """Return a name as it is, and what is none, or empty, as Python writes it."""
+    return name if isinstance(name, str) and name else repr(name)
 
 
 def check_seed(seed: int | None, prompts: int = 1) -> None:
@@ -122,7 +126,7 @@ def check_temperatures(temperatures: Iterable[float] | None) -> None:
 
 def check_probability(draft_probability: float | None) -> None:
     """Refuse a `draft_probability` outside [0, 1]; None: there are no coins."""
-    if draft_probability is not None and not 0 <= draft_probability <= 1:
+    if draft_probability is not None and not 0 <= number("The draft probability", draft_probability) <= 1:
         raise ForetokenError(f"The draft probability is {draft_probability}: it must be in [0, 1].")
 
 
@@ -137,11 +141,18 @@ def whole(name: str, value: Any) -> int:
         raise ForetokenError(f"{name} is {value!r}: it must be a whole number.") from error
 
 
-def number(name: str, value: Any) -> Any:
-    """Return `value` as it is; raises ForetokenError for what is no real number. name: its name in the error."""
+def number(name: str, value: Any) -> float:
+    """Return `value` as a float, infinity where it is too large for one; `name` stands for it in the error.
+
+    Raises ForetokenError for what is no real number.
+    """
     if not isinstance(value, Real):
         raise ForetokenError(f"{name} is {value!r}: it must be a number.")
-    return value
+    given: Any = value
+    try:
+        return float(given)
+    except OverflowError:
+        return math.inf if given > 0 else -math.inf
 
 
 def _require(ok: bool, name: str, value: object, want: str) -> None:

@@ -79,8 +79,11 @@ class Sampling:
         if not isinstance(self.processors, (list, tuple)) or not all(map(callable, self.processors)):
             raise ForetokenError("processors must be a list of functions (ids, scores) -> scores, such as [processor].")
         # They are kept as Python's own numbers, and in a dict that no caller changes while a text is written.
-        object.__setattr__(self, "top_k", index(self.top_k))
-        object.__setattr__(self, "logit_bias", {index(token): bias for token, bias in self.logit_bias.items()})
+        for name in CHECKED:
+            if name != "logit_bias":
+                value = getattr(self, name)
+                object.__setattr__(self, name, index(value) if name == "top_k" else float(value))
+        object.__setattr__(self, "logit_bias", {index(token): float(bias) for token, bias in self.logit_bias.items()})
 
     @property
     def reads_prefix(self) -> bool:
@@ -156,7 +159,13 @@ class Sampling:
                 counts = torch.bincount(output[output < row.shape[0]], minlength=row.shape[0])
                 row -= self.frequency_penalty * counts + self.presence_penalty * (counts > 0)
             for processor in self.processors:
-                row.copy_(processor(ids[None], row[None].clone())[0])
+                moved = processor(ids[None], row[None].clone())
+                if not isinstance(moved, Tensor) or moved.shape != (1, len(row)):
+                    got = f"shape {list(moved.shape)}" if isinstance(moved, Tensor) else type(moved).__name__
+                    raise ForetokenError(
+                        f"Processor {processor!r} returned {got}: it must return scores as a tensor [1, {len(row)}]."
+                    )
+                row.copy_(moved[0])
         return scores
 
 

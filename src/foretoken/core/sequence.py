@@ -120,22 +120,22 @@ class Sequence:
         return (self.ids + list(suffix) for suffix in suffixes)
 
     def commit(self, tree: TokenTree, path: tuple[int, ...], token: int) -> Step:
-        """Append the accepted tokens and the one after them, up to an end-of-text token or the length limit.
+        """Append the tokens of a step; tree, path, token: as in `emitted`."""
+        tokens = self.emitted(tree, path, token)
+        self.ids.extend(tokens)
+        self.finished |= tokens[-1] in self.eos_ids or self.num_left <= 0
+        return Step(tokens, tree.num_drafted, min(len(tokens), len(path) - 1), origin_after(tree, path))
+
+    def emitted(self, tree: TokenTree, path: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """Return the accepted tokens and the one after them, up to an end-of-text token or the length limit.
 
         tree: the tree that was verified.
         path: its accepted nodes, the root first.
         token: the id that follows them.
         """
-        tokens = [tree.tokens[node] for node in path[1:]] + [token]
-        tokens = tokens[: self.num_left]
-        for i, t in enumerate(tokens):
-            if t in self.eos_ids:
-                tokens = tokens[: i + 1]
-                self.finished = True
-                break
-        self.ids.extend(tokens)
-        self.finished |= self.num_left <= 0
-        return Step(tuple(tokens), tree.num_drafted, min(len(tokens), len(path) - 1), origin_after(tree, path))
+        tokens = ([tree.tokens[node] for node in path[1:]] + [token])[: self.num_left]
+        end = next((i for i, each in enumerate(tokens) if each in self.eos_ids), len(tokens))
+        return tuple(tokens[: end + 1])
 
 
 def origin_after(tree: TokenTree, path: tuple[int, ...]) -> Origin:

@@ -32,6 +32,7 @@ class Growth:
     sure: that product per node; beyond the root only where there is a floor.
     uniforms: those of a chain, one per level [levels, 1]; None for other trees.
     decided: per node the law with the number of draws that coins decided before q was known.
+    allowed: whether it may have nodes besides the root, and so counts as a tree of the policy.
     """
 
     policy: TreePolicy
@@ -47,6 +48,7 @@ class Growth:
     sure: list[float] = field(default_factory=lambda: [1.0])
     uniforms: Uniforms | None = None
     decided: dict[int, Law] = field(default_factory=dict)
+    allowed: bool = False
 
     @property
     def asks(self) -> bool:

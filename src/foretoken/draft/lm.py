@@ -119,7 +119,8 @@ class LMDraftSession:
         policy = self.drafter.policy.at(law, seq.sampling.temperature)
         root = policy.root(self.pasts[row])
         g = Growth(policy, law, TreeBuilder(seq.ids[-1]), [root])
-        if self._deepest(seq) < 1:
+        g.allowed = self._deepest(seq) >= 1
+        if not g.allowed:
             return g
         if isinstance(policy, ShapePolicy):
             g.floor = policy.floor
@@ -275,7 +276,8 @@ class LMDraftSession:
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep in the cache what it has of the accepted paths; the other accepted ids are read at the next step."""
-        self.pasts = [g.policy.past(g.states) for g in self.growths]
+        pasts = zip(self.growths, self.pasts, strict=True)
+        self.pasts = [g.policy.past(g.states) if g.allowed else past for g, past in pasts]
         kept = [
             [*range(g.num_pending), *(g.scored[node] for node in path[1:] if node in g.scored)]
             for g, path in zip(self.growths, paths, strict=True)

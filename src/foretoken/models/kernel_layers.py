@@ -96,6 +96,10 @@ class KernelLayers:
             t[name] = [array.ctypes.data for array in arrays]
         self.threads = ThreadChoice()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KernelLayers":
+        """Return this object: addresses of copied weights would be others, and the weights are only read."""
+        return self
+
     def halve_cache(self) -> None:
         """Let caches that are opened from now on be in bfloat16 where all layers' weights are quantised.
 

@@ -35,11 +35,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).item()  # "meta" has no values
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         able = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
         raise ForetokenError(
-            f"Device {device} cannot be used: torch finds {', '.join(able) or 'no CUDA device'} here; choose "
-            f"{' or '.join(['cpu', *able])}."
+            f"Device {device or repr(device)} cannot be used: torch finds {', '.join(able) or 'no CUDA device'} here; "
+            f"choose {' or '.join(['cpu', *able])}."
         ) from error
     return chosen
 

@@ -47,9 +47,9 @@ def _check_hub(hub_id: str) -> None:
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
-        return
     try:
+        if isinstance(try_to_load_from_cache(hub_id, "config.json"), str):
+            return
         HfApi().model_info(hub_id, timeout=HUB_S)
     except Exception as error:  # of the network, of the hub's answer, of the id's form: the client has no class for all
         why = " ".join(str(error).split()) or type(error).__name__

@@ -93,7 +93,7 @@ class Trace:
         text = self._texts.setdefault(sequence, TracedText(sequence))
         text.num_steps += 1
         text.num_drafted += tree.num_drafted
-        text.num_accepted += min(len(path) - 1, sequence.num_left)
+        text.num_accepted += min(len(path) - 1, len(sequence.emitted(tree, path, token)))
         whole = len(text.steps) == text.num_steps - 1  # no step was left out, since the page shows those from the first
         if whole and self._steps < MOST_STEPS and self._nodes + len(tree) <= MOST_NODES:
             self._steps += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
-from foretoken.core.limits import MAX_NODES
+from foretoken.core.limits import MAX_NODES, shown
 
 Read = tuple[str, tuple[Any, ...]]  # the kind of tree, and the arguments of the function or class that makes it
 
@@ -20,10 +20,10 @@ def read_tree(spec: str) -> Read:
 
     Raises ForetokenError where the name or the file is not understood, or the tree is too large.
     """
-    kind, colon, rest = spec.partition(":")
+    kind, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if kind not in TREES or not colon:
         grammar = "; ".join(text for text, _ in TREES.values())
-        raise ForetokenError(f"Unknown tree {spec or repr(spec)}: choose {grammar}.")
+        raise ForetokenError(f"Unknown tree {shown(spec)}: choose {grammar}.")
     return kind, TREES[kind][1](rest)
 
 

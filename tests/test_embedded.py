@@ -1,0 +1,153 @@
+"""The engine inside a larger program: arguments of wrong types, copies, forked processes, chunks that are kept."""
+
+import copy
+import gc
+import os
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+import foretoken
+import gguf_zoo
+from foretoken.core import forked
+from foretoken.decode import DraftFailedWarning
+from foretoken.models.named import located
+
+
+@pytest.fixture(scope="module")
+def target(demo) -> str:
+    return str(demo / "target")
+
+
+@pytest.fixture(scope="module")
+def engine(demo, target) -> foretoken.Engine:
+    return foretoken.load(target, drafter=str(demo / "drafter"), device="cpu")
+
+
+LOADED: list[tuple[dict[str, Any], str]] = [
+    ({"tree": 5}, "Unknown tree 5: choose chain:D"),
+    ({"tree": foretoken.tree("chain:3")}, "Unknown tree"),
+    ({"law": 5}, "Unknown law 5"),
+    ({"method": None}, "Unknown method None: choose one of fixed, auto"),
+    ({"method": ["auto"]}, r"Unknown method \['auto'\]"),
+    ({"verifier": ["block"]}, r"Unknown verifier \['block'\]"),
+    ({"max_batch": None}, "max_batch is None"),
+    ({"tokenizer": 5}, "The tokenizer is 5: give a tokenizer"),
+    ({"drafter_tokenizer": object()}, "The tokenizer is <object"),
+    ({"profile": 5}, "profile is 5: give the path of a file"),
+    ({"suffix_store": b"x"}, "suffix_store is b'x': give the path"),
+    ({"device": ["cpu"]}, r"Device \['cpu'\] cannot be used"),
+    ({"device": ""}, "Device '' cannot be used"),
+    ({"draft_probability": "x"}, "The draft probability is 'x': it must be a number"),
+    ({"drafter": None, "tree": "chain:3"}, "tree chain:3 says how to draft, and there is no drafter"),
+    ({"drafter": None, "verifier": "block"}, "verifier block says how to draft"),
+    ({"drafter": None, "law": "iid"}, "law iid says how to draft"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("options", "says"), LOADED, ids=str)
+def test_wrong_arguments_of_load(demo, target: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        foretoken.load(target, **{"drafter": str(demo / "drafter"), "device": "cpu"} | options)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_wrong_names_of_trees_rules_and_laws() -> None:
+    for call, arguments, says in (
+        (foretoken.tree, (5,), "Unknown tree"),
+        (foretoken.tree, (None,), "Unknown tree"),
+        (foretoken.verifier, (None,), "Unknown verifier None"),
+        (foretoken.law, (5,), "Unknown law 5"),
+        (foretoken.law, ("iid", "2"), "k is '2': it must be a whole number"),
+        (foretoken.law, ("iid", 2.0), "k is 2.0: it must be a whole number"),
+    ):
+        with pytest.raises(foretoken.ForetokenError, match=says):
+            call(*arguments)
+
+
+CALLED: list[tuple[dict[str, Any], str]] = [
+    ({"stop": b""}, "stop is b''"),
+    ({"observer": 5}, "observer is 5: give a function"),
+    ({"grammar": foretoken.Grammar}, "The grammar is a type"),
+    ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ({"logit_bias": {10**6: 1.0}}, "logit_bias has token id 1000000"),
+    ({"temperature": 10**400}, "must be a finite number"),
+    ({"presence_penalty": 10**31}, "presence_penalty is 1000"),
+]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("options", "says"), CALLED, ids=lambda x: str(x)[:40])
+def test_a_stream_is_refused_when_it_is_asked_for(engine: foretoken.Engine, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        engine.stream("x", **options)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("value", [10**29, Fraction(3, 2)])
+def test_numbers_of_any_type_are_taken_as_floats(engine: foretoken.Engine, value: Any) -> None:
+    for name in ("repetition_penalty", "frequency_penalty", "presence_penalty", "temperature"):
+        whole, real = (engine.generate("def", max_new_tokens=6, seed=1, **{name: x}) for x in (value, float(value)))
+        assert whole.token_ids == real.token_ids
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("processor", "says"),
+    [
+        (lambda ids, scores: scores[0], r"returned shape \[\d+\]: it must return scores as a tensor \[1, \d+\]"),
+        (lambda ids, scores: scores[:, :1], r"returned shape \[1, 1\]"),
+        (lambda ids, scores: None, "returned NoneType"),
+    ],
+)
+def test_what_a_processor_returns_is_checked(target: str, processor: Any, says: str) -> None:
+    plain = foretoken.load(target, device="cpu")
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        plain.generate("x", max_new_tokens=3, processors=[processor])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_where_a_processor_fails_the_drafter_is_not_said_to_be_the_cause(engine: foretoken.Engine) -> None:
+    def mine(ids: object, scores: object) -> object:
+        raise KeyError("mine")
+
+    with (
+        pytest.warns(DraftFailedWarning, match="^The drafter, or a processor or logit bias .* failed"),
+        pytest.raises(KeyError, match="mine"),
+    ):
+        engine.generate("x", max_new_tokens=3, processors=[mine])
+
+
+def test_chunks_keep_their_counts(engine: foretoken.Engine) -> None:
+    chunks = list(engine.stream("def f(x):", max_new_tokens=20, temperature=0.0))
+    emitted = [len(chunk.token_ids) for chunk in chunks]
+    assert [chunk.stats.num_tokens for chunk in chunks] == [sum(emitted[: i + 1]) for i in range(len(chunks))]
+    assert [chunk.stats.num_target_forwards for chunk in chunks] == list(range(1, len(chunks) + 1))
+
+
+def test_a_copy_outlives_its_original(tmp_path) -> None:
+    """Its compiled weights are the same ones: what the kernel reads stands at addresses."""
+    gguf_zoo.save_wide(tmp_path / "model.gguf")
+    engine = foretoken.load(str(tmp_path / "model.gguf"), drafter="ngram", device="cpu")
+    assert engine.target.lm.execution == "kernel"
+    expected = engine.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids
+    other = copy.deepcopy(engine)
+    assert other.target.lm.backend is engine.target.lm.backend
+    del engine
+    gc.collect()
+    assert other.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids == expected
+
+
+def test_a_forked_process_is_refused(engine: foretoken.Engine, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_first", os.getpid() + 1)
+    for call in (lambda: engine.generate("x", max_new_tokens=2), lambda: foretoken.load(target, device="cpu")):
+        with pytest.raises(foretoken.ForetokenError, match="This process was forked from one in which models had run"):
+            call()
+
+
+@pytest.mark.parametrize("name", ["my models/llama 7b", "owner/x--y", "é/ü", "a/.."])
+def test_an_id_that_no_hub_takes_is_one_sentence(name: str) -> None:
+    with pytest.raises(foretoken.ForetokenError, match=r"cannot be had from the hub|There is no model"):
+        located(name)
