@@ -126,7 +126,7 @@ def test_a_kernel_with_wrong_weights_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     def wrong(self: KernelRows, *arguments: Any) -> None:
         right(self, *arguments)
-        self.model.cache.sin[:] *= -1
+        self.sin[:] *= -1
 
     model = tiny("llama", random_weights=True, head_dim=16)
     pack(model)

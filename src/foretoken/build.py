@@ -181,8 +181,7 @@ def load(
 
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
-    given = {"tree": tree, "verifier": verifier, "law": law, "draft_probability": draft_probability}
-    named = [f"{name} {value}" for name, value in given.items() if value is not None]
+    named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
@@ -190,8 +189,6 @@ def load(
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
     kind = _kind(drafter)
-    if kind == NO_DRAFTER and named:
-        raise ForetokenError(f"{named[0]} says how to draft, and there is no drafter: name one, or leave this out.")
     has_model = kind == SAME
     check_quantise_drafter(quantise_drafter, drafter, is_head=kind == HEAD)
     if tuned is not None and has_model and vocab in (None, AUTO):
