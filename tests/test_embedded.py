@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+import torch
 
 import foretoken
 import gguf_zoo
@@ -137,8 +138,34 @@ def test_a_copy_outlives_its_original(tmp_path) -> None:
     assert other.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids == expected
 
 
-def test_a_forked_process_is_refused(engine: foretoken.Engine, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize(("threads", "in_child", "refused"), [(2, 2, True), (2, 1, False), (1, 2, False)])
+def test_a_forked_process_is_refused_where_it_would_hang(
+    target: str, monkeypatch: pytest.MonkeyPatch, threads: int, in_child: int, refused: bool
+) -> None:
+    """Where models ran in several threads, which a fork lacks, and it would use several itself."""
+    monkeypatch.setattr(forked, "_first", None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        foretoken.load(target, device="cpu")
+        forked.check_not_forked()
+        child = os.fork()
+        if child == 0:
+            torch.set_num_threads(in_child)
+            try:
+                forked.check_not_forked()
+                os._exit(0)
+            except foretoken.ForetokenError:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == refused
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_engines_check_for_forks(engine: foretoken.Engine, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "_first", os.getpid() + 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     for call in (lambda: engine.generate("x", max_new_tokens=2), lambda: foretoken.load(target, device="cpu")):
         with pytest.raises(foretoken.ForetokenError, match="This process was forked from one in which models had run"):
             call()
@@ -148,3 +175,20 @@ def test_a_forked_process_is_refused(engine: foretoken.Engine, target: str, monk
 def test_an_id_that_no_hub_takes_is_one_sentence(name: str) -> None:
     with pytest.raises(foretoken.ForetokenError, match=r"cannot be had from the hub|There is no model"):
         located(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ngram", "There is no model ngram here: that is the name of a drafter; give the path"),
+        ("ngran", "here: did you mean drafter ngram[?] Else give the path"),
+        ("smollm2-135m-instruc", "here: did you mean smollm2-135m-instruct[?] Else give"),
+    ],
+)
+def test_a_name_that_is_no_model(name: str, says: str) -> None:
+    with pytest.raises(foretoken.ForetokenError, match=says):
+        located(name)
+
+
+def test_a_prompt_of_python_completes_the_public_names() -> None:
+    assert set(foretoken.__all__) < set(dir(foretoken))

@@ -72,6 +72,14 @@ def test_the_query_scale_of_gemma(tmp_path: Path, layers: int, scalar: int) -> N
 
 GEMMA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "capped": ({"final_logit_softcapping": 3.0}, {"gemma3.final_logit_softcapping": 3.0}),
+    "local or not": (
+        {"layer_types": ["full_attention", *["sliding_attention"] * 6]},
+        {"gemma3.attention.sliding_window_pattern": [False, *[True] * 6]},
+    ),
+    "all local": (
+        {"layer_types": ["sliding_attention"] * 7},
+        {"gemma3.attention.sliding_window_pattern": [True] * 7},
+    ),
     "every second": ({"layer_types": layer_types(2)}, {"gemma3.attention.sliding_window_pattern": 2}),
     "all global": ({"layer_types": layer_types(1)}, {"gemma3.attention.sliding_window": 0}),
 }
@@ -100,7 +108,9 @@ def test_values_per_layer_that_are_all_the_same(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
     found = contents(written_path(tmp_path, **{f"llama.{key}": value for key, value in keys.items()}))
     assert (found.config.num_key_value_heads, found.config.intermediate_size) == (2, 96)
-    with pytest.raises(ForetokenError, match="differ in intermediate_size"):
+    with pytest.raises(ForetokenError, match=r"differ in attention\.key_length"):
+        contents(written_path(tmp_path, **{"llama.attention.key_length": [16, 32]}))
+    with pytest.raises(ForetokenError, match="differ in feed_forward_length"):
         contents(written_path(tmp_path, **{"llama.feed_forward_length": [96, 64]}))
 
 
@@ -154,6 +164,8 @@ def test_a_sentencepiece_vocabulary_that_names_no_special_tokens(tmp_path: Path)
 
     tokenizer = gguf_tokenizer(written(tmp_path, "gemma3", vocabulary=vocabulary))
     assert (tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    wrong = {"tokenizer.ggml.eos_token_id": 2**32 - 1}
+    assert gguf_tokenizer(written(tmp_path, "gemma3", **wrong)).eos_token_id == 2
 
 
 @pytest.mark.parametrize("words", ["llama3", "llama-v3"])
@@ -212,6 +224,7 @@ def missing_types(path: Path) -> None:
 NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (partial(damaged, before=b"<think>", after=b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
     "heads": (lambda path: saved(path, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
+    "parts": (lambda path: saved(path, **{"split.count": "two"}), "model.gguf as a GGUF file"),
     "types": (missing_types, "has 305 tokens and the types of 304"),
     "order": (other_byte_order, "model.gguf is a GGUF file with the byte order of other processors"),
     "kind": (

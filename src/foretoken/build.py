@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.forked import check_not_forked
+from foretoken.core.forked import check_not_forked, models_run
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
 from foretoken.core.limits import check_choice, check_counts, whole
@@ -214,6 +214,7 @@ def load(
         return wrap_model(source, compile)
 
     model = causal_lm(target, quantise)
+    models_run()
     if drafter == AUTO:
         kind = OWN if drafts_itself(model, target) else NGRAM
         # Two in a row need the measured costs of method auto; a profile, bench and tune are for one drafter.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foretoken.core import sequence as core
 from foretoken.core.errors import ContextError, ForetokenError
-from foretoken.core.forked import check_not_forked
+from foretoken.core.forked import models_run
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.limits import check_choice, check_counts, check_seed, check_stops, whole
@@ -355,7 +355,7 @@ class Engine:
         self, requests: list[Request], max_new_tokens: int, sampling: Sampling, observer: Observer | None
     ) -> Iterator[Chunk]:
         """Decode all requests, at most `max_batch` at a time, and yield what each step adds to each of them."""
-        check_not_forked()
+        models_run()
         if not requests:
             return
         limit = self.target.lm.context or 2**62

@@ -46,9 +46,6 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
-    uneven = [name for name, given in options.items() if isinstance(given, list)]
-    if uneven:
-        raise ForetokenError(f"The layers of the model in the GGUF file differ in {', '.join(uneven)}: it is not read.")
     head_dim = value("attention.key_length", hidden_size // heads)
     if prefix in ("qwen3", "gemma3") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
@@ -56,10 +53,13 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if prefix == "gemma3":
         # Most files have neither the pattern of the layers (five local ones, then a global one) nor the local layers'
         # rotary base: both are the same in every published model of this family. No file has the query scale.
-        layers, period = options["num_hidden_layers"], value("attention.sliding_window_pattern", 6)
+        layers, pattern = options["num_hidden_layers"], reader.metadata("gemma3.attention.sliding_window_pattern", 6)
         if window is None:  # every layer is global; transformers wants a number all the same
-            period, window = 1, options["max_position_embeddings"]
-        is_global = [period > 0 and i % period == period - 1 for i in range(layers)]
+            pattern, window = 1, options["max_position_embeddings"]
+        if isinstance(pattern, list):  # per layer, whether it is local
+            is_global = [not local for local in pattern]
+        else:  # every so many layers one is global; 0: none is
+            is_global = [pattern > 0 and i % pattern == pattern - 1 for i in range(layers)]
         options["layer_types"] = ["full_attention" if it else "sliding_attention" for it in is_global]
         options["query_pre_attn_scalar"] = hidden_size // heads if layers == LAYERS_27B else head_dim
         options["final_logit_softcapping"] = _shortest(value("final_logit_softcapping")) or None

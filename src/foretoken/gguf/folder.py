@@ -44,8 +44,9 @@ def contents(source: Path) -> Contents:
     except (ForetokenError, OSError, MemoryError, ImportError):
         raise
     except Exception as error:  # of this or that library, for values that make no sense
+        why = " ".join(str(error).split())
         raise ForetokenError(
-            f"Cannot make a model of the GGUF file {source}: what it says of itself is damaged ({error}). Get it again."
+            f"Cannot make a model of the GGUF file {source}: what it says of itself is damaged ({why}). Get it again."
         ) from error
 
 

@@ -43,11 +43,15 @@ class Reader(GGUFReader):
     def of_model(self, key: str, default: Any = None) -> Any:
         """Return the value whose key is the architecture's name, a dot and `key`; `default` where there is none.
 
-        A list with a value per layer that is the same for all layers is returned as this value.
+        A list of values per layer that are all the same is returned as this value. Raises ForetokenError where they
+        are not.
         """
         value = self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
-        alike = isinstance(value, list) and value and all(each == value[0] for each in value)
-        return value[0] if alike else value
+        if not isinstance(value, list):
+            return value
+        if not value or any(each != value[0] for each in value):
+            raise ForetokenError(f"The layers of the model in the GGUF file differ in {key}, which is not read.")
+        return value[0]
 
 
 def open_gguf(path: Path) -> Reader:
@@ -58,7 +62,8 @@ def open_gguf(path: Path) -> Reader:
     """
     try:
         reader = Reader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        parts = int(reader.metadata("split.count", 1))
+    except (ValueError, IndexError, KeyError, OverflowError, OSError, TypeError) as error:
         raise ForetokenError(
             f"Cannot read {path} as a GGUF file: it is damaged, cut off or newer than what is known ({error}). Get it "
             "again, or another file of this model."
@@ -68,7 +73,7 @@ def open_gguf(path: Path) -> Reader:
             f"{path} is a GGUF file with the byte order of other processors: convert it with `gguf-convert-endian`, or "
             "get another file of this model."
         )
-    if (parts := int(reader.metadata("split.count", 1))) > 1:
+    if parts > 1:
         raise ForetokenError(
             f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`, and give the "
             "file that comes out."

@@ -93,9 +93,9 @@ def _templates(reader: Reader) -> str | dict[str, str] | None:
     """Return the chat template in the file, or the templates by name where some have names; None where it has none."""
     texts = {"default": reader.metadata("tokenizer.chat_template")}
     for key in reader.fields:
-        if named := re.fullmatch(r"tokenizer\.chat_template\.([\w-]+)", key, re.ASCII):  # such as tool_use
+        if named := re.fullmatch(r"tokenizer\.chat_template\.([\w-]{1,64})", key, re.ASCII):  # such as tool_use
             texts[named[1]] = reader.metadata(key)
-    texts = {name: text for name, text in texts.items() if text}
+    texts = {name: text for name, text in texts.items() if isinstance(text, str) and text}
     return texts.get("default") if texts.keys() <= {"default"} else texts
 
 

@@ -13,7 +13,7 @@ from foretoken.gguf.reader import Reader
 CERTAIN = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
 END_TOKENS = (*CERTAIN, "<eos>", "</s>")
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
-OF_SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}  # ids where a file with such a tokenizer names none
+OF_SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}  # ids where a file with such a tokenizer names no token
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ def vocabulary_of(reader: Reader) -> Vocabulary:
             f"The GGUF file has {len(tokens)} tokens and the types of {len(types)}: it is damaged, get it again."
         )
     usual = OF_SENTENCEPIECE if reader.metadata("tokenizer.ggml.model") == "llama" else {}
-    special = {name: reader.metadata(f"tokenizer.ggml.{name}_token_id", usual.get(name)) for name in SPECIAL}
-    return Vocabulary(
-        tokens,
-        [TokenType.CONTROL if token in CERTAIN else type_ for token, type_ in zip(tokens, types, strict=True)],
-        {name: index for name, index in special.items() if index is not None and 0 <= index < len(tokens)},
-    )
+    special: dict[str, int] = {}
+    for name in SPECIAL:
+        named = (reader.metadata(f"tokenizer.ggml.{name}_token_id"), usual.get(name))
+        known = [index for index in named if index is not None and 0 <= index < len(tokens)]
+        if known:
+            special[name] = known[0]
+    types = [TokenType.CONTROL if token in CERTAIN else type_ for token, type_ in zip(tokens, types, strict=True)]
+    return Vocabulary(tokens, types, special)

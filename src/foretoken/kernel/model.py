@@ -95,6 +95,8 @@ class Table(NamedTuple):
 class Model(NamedTuple):
     """A language model or a draft head, with the cache of a batch.
 
+    It has addresses of weights and cache: whoever holds it must hold the KernelSlots that made it.
+
     layers: records of the layers and of their part of the cache, see layer.py [L] LAYER.
     embedding, head: see their classes.
     entry: None in a language model, whose first layer reads the embedding itself.

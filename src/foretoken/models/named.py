@@ -93,9 +93,10 @@ def _unknown(source: str) -> ForetokenError:
     """Return the error that there is no model of this name, and which ones there are."""
     known = list(known_models())
     close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
+    meant = f"did you mean {'drafter ' if close[0] in NO_MODELS else ''}{close[0]}? Else " if close else ""
     return ForetokenError(
         f"There is no model {source or repr(source)} here: "
-        + (f"did you mean {close[0]}? Else " if close else "")
+        + ("that is the name of a drafter; " if source in NO_MODELS else meant)
         + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
         f"`foretoken fetch` lists: {', '.join(known)}. A drafter can also be one of {', '.join(NO_MODELS)}."
     )

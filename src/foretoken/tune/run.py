@@ -158,7 +158,7 @@ def extra_of(measured: Sequence[Measured]) -> tuple[float, float, float]:
 
 def _table(report: Report, measured: Sequence[Measured]) -> None:
     table = report.table(
-        "Recipes, the fastest first",
+        "Recipes, after plain decoding: those that ran on most prompts first, then the fastest",
         ["tree", "verifier", "vocab", "a", "runs", "tokens per step", "ms per step", "tokens/s", "x plain", "±"],
         digits=2,
     )

@@ -93,12 +93,13 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
         types = sum(i in pairs for i in counts) / max(len(counts), 1)
         target_injective, drafter_injective = injective(target, text), injective(drafter, text)
     share = len(pairs) / max(len(source), 1) if in_text is None else in_text
+    tokens = "the target's tokens" if in_text is None else "the text's tokens"
     if same_vocabulary(target, drafter):
         method, why = "same", "the tokenizers are equal, so the drafter serves as it is"
     elif share >= ENOUGH:
-        method, why = "tli", f"{share:.0%} of the target's tokens are the drafter's too, and any tree and verifier fits"
+        method, why = "tli", f"{share:.0%} of {tokens} are the drafter's too, and any tree and verifier fits"
     else:
-        method, why = "slem", f"only {share:.0%} of the target's tokens are the drafter's too, so go by the text"
+        method, why = "slem", f"only {share:.0%} of {tokens} are the drafter's too, so go by the text"
     return Overlap(
         source.name,
         dest.name,
