@@ -10,7 +10,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.forked import check_not_forked, models_run
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Coins
-from foretoken.core.limits import check_choice, check_counts, whole
+from foretoken.core.limits import check_choice, count
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
@@ -174,7 +174,7 @@ def load(
     for what, path in ("profile", profile), ("suffix_store", _path(suffix_store)):
         if path is not None and not isinstance(path, str):
             raise ForetokenError(f"{what} is {path!r}: give the path of a file.")
-    check_counts(max_batch=whole("max_batch", max_batch))
+    max_batch = count("max_batch", max_batch)
     Recipe(method=method)  # which refuses a name that is not known
     check_choice("compile", compile, COMPILE)
     check_quantise(quantise, target)

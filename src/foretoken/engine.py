@@ -14,7 +14,7 @@ from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.forked import models_run
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
-from foretoken.core.limits import check_choice, check_counts, check_seed, check_stops, whole
+from foretoken.core.limits import check_choice, check_seed, check_stops, count, whole
 from foretoken.core.messages import Message, check_messages, is_conversation
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Processor, Sampling
@@ -280,7 +280,7 @@ class Engine:
         self, max_new_tokens: int, options: SamplingOptions, observer: Observer | None
     ) -> tuple[int, Sampling, Observer | None]:
         """Return the arguments of a call as `_run` takes them; raises ForetokenError for those that cannot be."""
-        check_counts(max_new_tokens=whole("max_new_tokens", max_new_tokens))
+        max_new_tokens = count("max_new_tokens", max_new_tokens)
         for name in sorted(options.keys() - SamplingOptions.__annotations__.keys()):
             check_choice("option", name, GenerateOptions.__annotations__)
         sampling, most = Sampling(**options), self.target.vocab_size - 1
@@ -289,7 +289,7 @@ class Engine:
             raise ForetokenError(f"logit_bias has token id {outside[0]}: ids go from 0 to {most}.")
         if observer is not None and not callable(observer):
             raise ForetokenError(f"observer is {observer!r}: give a function, such as foretoken.Trace(engine).")
-        return index(max_new_tokens), sampling, observer
+        return max_new_tokens, sampling, observer
 
     def _requests(
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, grammar: Grammar | None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
+from foretoken.core.limits import shown
 from foretoken.recipe import VOCABS
 
 FORMAT = 4
@@ -80,7 +81,7 @@ def read_profile(path: str) -> Profile:
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ForetokenError(f"Cannot read profile {path or repr(path)}: {error.strerror}.") from error
+        raise ForetokenError(f"Cannot read profile {shown(path)}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise ForetokenError(f"{path} is not a profile: foretoken tune writes one.") from error
     if not isinstance(record, dict) or "format" not in record:

@@ -116,7 +116,7 @@ class Recipe:
     method: str = FIXED
 
     def __post_init__(self) -> None:
-        check_choice("method", self.method or repr(self.method), METHODS)
+        check_choice("method", self.method, METHODS, optional=False)
         if self.tree != PLAIN:
             read_tree(self.tree)
         check_choice("verifier", self.verifier, VERIFIERS)
@@ -134,8 +134,8 @@ class Recipe:
 
 def check_law(name: str) -> str:
     """Return the name of a law with underscores for hyphens; raises ForetokenError for an unknown one."""
-    name = name.replace("-", "_") if isinstance(name, str) else repr(name)
-    check_choice("law", name, LAWS)
+    name = name.replace("-", "_") if isinstance(name, str) else name
+    check_choice("law", name, LAWS, optional=False)
     return name
 
 
@@ -253,7 +253,7 @@ def usual_tree(kind: str, method: str) -> str:
 
 def check_verifier(name: str) -> None:
     """Refuse a verifier whose `name` is unknown."""
-    check_choice("verifier", repr(name) if name is None else name, VERIFIERS)
+    check_choice("verifier", name, VERIFIERS, optional=False)
 
 
 def check_recipe(**named: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import shown
 
 GGUF = ".gguf"  # stands behind the short name of a model where its GGUF file is meant
 TABLE = Path(__file__).with_name("known.toml")
@@ -129,9 +130,7 @@ def named(name: str) -> KnownModel:
     """
     models, short = known_models(), name.lower().removesuffix(GGUF)
     if short not in models:
-        raise ForetokenError(
-            f"{name or repr(name)} is not a model that is known by name: choose one of {', '.join(models)}."
-        )
+        raise ForetokenError(f"{shown(name)} is not a model that is known by name: choose one of {', '.join(models)}.")
     return replace(models[short], packed=name.lower().endswith(GGUF))
 
 

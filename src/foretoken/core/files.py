@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import shown
 
 
 def write(path: Path, how: Callable[[Path], object]) -> None:
@@ -53,7 +54,7 @@ def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> st
         return Path(path).read_text(encoding=encoding)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ForetokenError(f"Cannot read {what} {path or repr(path)}: {why}.") from error
+        raise ForetokenError(f"Cannot read {what} {shown(path)}: {why}.") from error
 
 
 def check_readable(path: str) -> None:

@@ -63,7 +63,15 @@ def check_sampling(
 def check_counts(**counts: int | None) -> None:
     """Refuse whole numbers below 1; counts: name -> number, or None, which stands for a default."""
     for name, value in counts.items():
-        _require(value is None or whole(name, value) >= 1, name, value, "at least 1")
+        if value is not None:
+            count(name, value)
+
+
+def count(name: str, value: Any) -> int:
+    """Return a whole number `value` as an int; `name` stands for it in the error. Refuses one below 1, and None."""
+    given = whole(name, value)
+    _require(given >= 1, name, given, "at least 1")
+    return given
 
 
 def check_audited(temperature: float, samples: int) -> None:
@@ -80,14 +88,17 @@ def check_audited(temperature: float, samples: int) -> None:
         raise ForetokenError(f"samples is {samples}: it must be at most {MOST_SAMPLES}.")
 
 
-def check_choice(what: str, name: str | None, known: Iterable[str]) -> None:
+def check_choice(what: str, name: str | None, known: Iterable[str], optional: bool = True) -> None:
     """Refuse an unknown name.
 
     what: what is named, for the message.
     name: the name; None: nothing is named.
     known: the names that can be chosen.
+    optional: whether nothing may be named.
     """
-    if name is not None and not (isinstance(name, str) and name in known):
+    if optional and name is None:
+        return
+    if not isinstance(name, str) or name not in known:
         raise ForetokenError(f"Unknown {what} {shown(name)}: choose one of {', '.join(known)}.")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import shown
 from foretoken.models.folder import check_config
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -95,7 +96,7 @@ def _unknown(source: str) -> ForetokenError:
     close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
     meant = f"did you mean {'drafter ' if close[0] in NO_MODELS else ''}{close[0]}? Else " if close else ""
     return ForetokenError(
-        f"There is no model {source or repr(source)} here: "
+        f"There is no model {shown(source)} here: "
         + ("that is the name of a drafter; " if source in NO_MODELS else meant)
         + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
         f"`foretoken fetch` lists: {', '.join(known)}. A drafter can also be one of {', '.join(NO_MODELS)}."
