@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from foretoken.models.load import load_frozen, load_model
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
 from recording import Replayed
+from thinning import one_in
 
 PROMPT = "def read(self, path):\n    with open("
 REPEATED = [7, 200, 7, 41, 7, 300, 42] * 6
@@ -135,7 +137,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "options"), SAMPLED)
+@pytest.mark.parametrize(("sampling", "options"), one_in(3, SAMPLED))
 def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
     engine = load(name, **options)
     compiled = trees(engine, sampling)
@@ -154,7 +156,7 @@ FLOORED = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "options"), FLOORED)
+@pytest.mark.parametrize(("sampling", "options"), one_in(2, FLOORED))
 def test_the_trees_end_at_the_same_floors(name, sampling, options, calls, monkeypatch):
     engine = load(name, **options)
     compiled = trees(engine, sampling, floors=FLOORS)
@@ -219,10 +221,13 @@ def test_recorded_levels_go_on_plainly_after_a_wrong_one(recorded, monkeypatch):
 
 @pytest.mark.parametrize(
     ("sampling", "options", "floors"),
-    [
-        *((sampling, options, None) for sampling, options in SAMPLED),
-        *((sampling, options, FLOORS) for sampling, options in FLOORED),
-    ],
+    one_in(
+        3,
+        [
+            *((sampling, options, None) for sampling, options in SAMPLED),
+            *((sampling, options, FLOORS) for sampling, options in FLOORED),
+        ],
+    ),
 )
 def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
     calls, draft = [], SerialRows._recorded
@@ -293,7 +298,9 @@ def test_what_is_looked_up_follows_the_longest_match(text, count):
     assert (guesses.tolist() if found else []) == longest_match(text, count)
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.8}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
+@pytest.mark.parametrize(
+    "sampling", one_in(2, [{"temperature": 0.8}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 3}])
+)
 def test_the_text_is_the_same(name, sampling, engine, calls, monkeypatch):
     options = {"max_new_tokens": 60, "seed": 3, **sampling}
     compiled = engine.generate(PROMPT, **options)
@@ -354,9 +361,9 @@ HEAD_TREES = {
 }
 
 
-@pytest.mark.parametrize("name", EAGLE3, indirect=True)
-@pytest.mark.parametrize("which", HEAD_TREES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("temperature", "which", "name"), one_in(4, product([0.0, 0.8], HEAD_TREES, EAGLE3)), indirect=["name"]
+)
 def test_trees_of_heads_are_the_same_in_a_batch(name, which, temperature, calls, monkeypatch):
     """Level by level through the kernel, not the torch modules."""
     monkeypatch.setattr(Eagle3, "step", lambda *_: pytest.fail("the torch module"))

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,6 +16,7 @@ from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.store import Store
 from foretoken.recipe import SUFFIX
 from foretoken.trees import static
+from thinning import one_in
 
 PROMPTS = ["def f(x):\n    return x\n\ndef g(x):\n", "ab ab ab ab", "import os\nimport sys\n", "one two three one two"]
 
@@ -28,12 +30,14 @@ def suffix(model, **options) -> foretoken.Engine:
     return load(model, drafter="suffix", tokenizer=tiny.tokenizer(), **options)
 
 
+TREES = ["chain:24", "kary:2x3", "kary:3x2"]
+
+
 def ids_of(results) -> list[list[int]]:
     return [result.token_ids for result in results]
 
 
-@pytest.mark.parametrize("method", ["fixed", "auto"])
-@pytest.mark.parametrize("tree", ["chain:24", "kary:2x3", "kary:3x2"])
+@pytest.mark.parametrize(("tree", "method"), one_in(3, product(TREES, ["fixed", "auto"])))
 def test_the_greedy_text_is_the_plain_text_whatever_the_store_holds(model, tree, method):
     engine = suffix(model, tree=tree, method=method, max_batch=2)
     wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from itertools import product as pairs
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from foretoken.models.modules import Modules
 from foretoken.models.panels import PanelLinear, pack
 from foretoken.models.rows import Rows
 from models_zoo import FAMILIES, TOLERANCE, assert_close, check_random_steps, plain, tiny
+from thinning import one_in
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -161,8 +163,7 @@ def test_kept_slots_are_those_of_a_cache_that_never_moved(path: list[int], form:
             rows.keep([[0, 2]])
 
 
-@pytest.mark.parametrize("form", [WHOLE, DOTTED])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(("family", "form"), one_in(3, pairs(["llama", "gemma3"], [WHOLE, DOTTED])))
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, family: str, form: int) -> None:
     model = random_model(family, {"head_dim": 16, "hidden_size": 512, "intermediate_size": 700})
     in_form(model, form)

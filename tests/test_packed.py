@@ -5,6 +5,7 @@ import platform
 import re
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from foretoken.recipe import check_engine
 from gguf_zoo import save_wide
 from leaks import leak
 from serving import wait_until
+from thinning import one_in
 
 CPU = torch.device("cpu")
 TYPES = gguf.GGMLQuantizationType
@@ -48,8 +50,7 @@ PROMPTS = ["the cat sat on", "the rat", "on the mat, the"]
 pytestmark = pytest.mark.usefixtures("home")
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("architecture", gguf_zoo.ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "mix"), one_in(3, product(gguf_zoo.ARCHITECTURES, MIXES)))
 def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix: str):
     """Scores are those of the same weights in float32, but for activations in 8 bits, and in a drafter for keys and
     values in bfloat16; and where the kernel runs all of the model greedy text is the same, bit for bit, alone and in a

@@ -26,6 +26,7 @@ from foretoken.models.parts import parts
 from foretoken.models.skeleton import Skeleton
 from gguf_zoo import save_wide
 from raising import raising
+from thinning import one_in
 
 CPU = torch.device("cpu")
 TYPES = gguf.GGMLQuantizationType
@@ -57,7 +58,7 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "kind", "tied"), MADE)
+@pytest.mark.parametrize(("architecture", "kind", "tied"), one_in(3, MADE))
 def test_a_skeleton_is_the_model_that_transformers_makes(
     tmp_path: Path, architecture: str, kind: TYPES, tied: bool, monkeypatch: pytest.MonkeyPatch
 ):
