@@ -62,6 +62,16 @@ def test_a_conversation_is_written_by_the_template_up_to_the_answer():
     assert turn_end(tokenizer) is None
 
 
+def test_of_several_templates_the_one_that_writes_decides_on_roles():
+    """A developer's message is the system's where this template does not know the role, whatever others know."""
+    tokenizer = toy_tokenizer()
+    roles = "{% for m in messages %}{{ m.role[0] }}{% endfor %}"
+    tokenizer.chat_template = {"default": roles, "tool_use": roles + "{# developer #}"}
+    messages = [{"role": "developer", "content": "D"}, *USER]
+    assert tokenizer.decode(chat_prompt(tokenizer, messages)) == "su"
+    assert tokenizer.decode(chat_prompt(tokenizer, messages, tools=[{"type": "function"}])) == "du"
+
+
 def test_begin_of_text_is_there_once():
     tokenizer = tokenizers_zoo.sentencepiece_bpe()
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"

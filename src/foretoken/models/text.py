@@ -44,10 +44,12 @@ def chat_prompt(
     check_messages(messages, which)
     if not tokenizer.chat_template:
         raise no_template(which, "this model")
+    offered = None if tools is None else list(tools)
     try:
+        template = tokenizer.get_chat_template(tools=offered)  # of several the one that is used
         ids: Any = tokenizer.apply_chat_template(
-            [as_templates_read(message, str(tokenizer.chat_template)) for message in messages],
-            tools=None if tools is None else list(tools),
+            [as_templates_read(message, template) for message in messages],
+            tools=offered,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
