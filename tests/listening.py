@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from transformers import LlamaForCausalLM
 
 import foretoken
@@ -80,3 +81,15 @@ def finish(worker: Worker, *listeners: Listener) -> None:
     worker.start()
     for listener in listeners:
         assert listener.done.wait(PATIENCE)
+
+
+class Raises:
+    """A processor that fails once a text is long enough."""
+
+    def __init__(self, error: Exception, length: int) -> None:
+        self.error, self.length = error, length
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] >= self.length:
+            raise self.error
+        return scores

@@ -4,7 +4,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
 
 import foretoken
 import tiny
@@ -16,7 +15,7 @@ from foretoken.serve.batch import Batch
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, asked, finish, job, load, saved, started
+from listening import PATIENCE, Listener, Raises, asked, finish, job, load, saved, started
 from raising import raising
 from serving import wait_until
 
@@ -58,18 +57,6 @@ def test_texts_are_those_of_the_engine_alone(folders, drafter, options, temperat
     worker.stop()
     assert [len(listener.news) for _, gone, listener in listeners if gone] == [2, 2]
     assert (worker.running, worker.waiting, worker.cache_use, worker.error) == (0, 0, 0.0, None)
-
-
-class Raises:
-    """A processor that fails once a text is long enough."""
-
-    def __init__(self, error: Exception, length: int) -> None:
-        self.error, self.length = error, length
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] >= self.length:
-            raise self.error
-        return scores
 
 
 @pytest.mark.filterwarnings("ignore::foretoken.decode.DraftFailedWarning")
