@@ -14,6 +14,7 @@ import tiny_tables as tables
 from foretoken import ForetokenError, Grammar
 from foretoken.audit.decoding import Ids, deviation
 from foretoken.audit.table import TableLM, random_table
+from foretoken.core.errors import GrammarError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.permitted import permitted
 from foretoken.core.random import seeded
@@ -24,11 +25,14 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.grammar import GrammarConstraint
+from foretoken.serve.batch import Batch
+from foretoken.serve.worker import Worker
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.vocabulary import vocabulary
+from listening import asked, finish, job
 from thinning import one_in
 
 PERSON = {
@@ -106,6 +110,24 @@ def test_every_text_is_in_the_grammar_and_greedy_texts_are_those_of_plain_decodi
         assert len(found) > 5
         assert all(valid(text) for text in found), found
         assert texts(engines[kind], grammar, 2, 0.0) == texts(engines["plain"], grammar, 2, 0.0)
+
+
+def test_a_grammar_that_is_too_much_for_its_parser_ends_its_own_text_alone(engines, monkeypatch):
+    """The parser fails in the middle of a step, which texts beside it in a server need not repeat."""
+    engine, repeated = engines["chain"], []
+    endless = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"], "additionalProperties": False}
+    grammar = Grammar.json_schema(endless)
+    with pytest.raises(GrammarError, match="or has no text"):
+        engine.generate(["x", "y"], grammar=grammar, max_new_tokens=80)
+    monkeypatch.setattr(Batch, "_step_alone", lambda self, undos, short=False: repeated.append(len(undos)))
+    worker = Worker(engine, max_batch=2)
+    held = grammar.constraint(engine.tokenizer, engine.eos_ids, len(engine.encode("12")))
+    bad = asked(worker, job(engine, "12", sampling={"processors": (held,)}))
+    good = asked(worker, job(engine, "12 + 3 = ", 5))
+    finish(worker, good, bad)
+    worker.stop()
+    assert good.ids == engine.generate("12 + 3 = ", max_new_tokens=24, temperature=0.8, seed=5).token_ids
+    assert (bad.news[-1].status, repeated) == (400, [])
 
 
 def test_the_models_own_end_comes_only_where_the_grammar_can_end(engines):

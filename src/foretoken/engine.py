@@ -21,7 +21,7 @@ from foretoken.core.sampling import Processor, Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter, Observer
 from foretoken.draft.source import Source
-from foretoken.models.grammar import Grammar
+from foretoken.models.grammar import Grammar, GrammarConstraint
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 from foretoken.names import check_pair
@@ -375,13 +375,12 @@ class Engine:
                 decoder.join(sequence)
             for sequence, step in decoder.step():
                 request = active[sequence]
-                tokens, text, stopped = read_step(request.stream, step, sequence.finished)
+                tokens, text, reason = read_step(request.stream, sequence, step)
                 request.stats.record(step, len(tokens))
-                if stopped and not sequence.finished:
-                    decoder.leave(sequence)
-                reason = finish_reason(sequence, stopped)
                 if reason is not None:
                     del active[sequence]
+                    if not sequence.finished:  # at a stop string
+                        decoder.leave(sequence)
                 yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, replace(request.stats))
 
 
@@ -414,37 +413,34 @@ def _stops(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def finish_reason(sequence: core.Sequence, stopped: bool) -> FinishReason | None:
-    """Return why a text ends with the tokens committed last; None where it goes on.
-
-    sequence: the text.
-    stopped: whether these tokens completed a stop string.
-    """
-    if stopped or (sequence.finished and sequence.ids[-1] in sequence.eos_ids):
-        return "stop"
-    return "length" if sequence.finished else None
-
-
-def read_step(stream: TextStream | None, step: core.Step, last: bool) -> tuple[list[int], str, bool]:
-    """Return (ids, text, whether a stop string was completed) of one step.
+def read_step(
+    stream: TextStream | None, sequence: core.Sequence, step: core.Step
+) -> tuple[list[int], str, FinishReason | None]:
+    """Return (ids, text, why the text ends with them) of one step; None for a text that goes on.
 
     The ids are those up to the one that completes a stop string; the text is what has become certain by them.
 
     stream: turns the sequence's ids into text; None for a sequence whose text is not needed yet.
+    sequence: the text, which has these ids.
     step: what the step brought.
-    last: whether the sequence ends with this step, so that nothing of its text is held back any longer.
+
+    Raises GrammarError where the parser of the sequence's grammar failed.
     """
-    tokens = list(step.tokens)
-    if stream is None:
-        return tokens, "", False
-    text = ""
-    if not stream.stops:
-        text = stream.push(tokens)
-    else:
-        for i, token in enumerate(tokens):
+    for constraint in sequence.sampling.constraints:
+        if isinstance(constraint, GrammarConstraint):
+            constraint.check()
+    tokens, text = list(step.tokens), ""
+    if stream is not None:
+        for i, token in enumerate(tokens if stream.stops else ()):
             text += stream.push([token])
             if stream.stopped:
-                return tokens[: i + 1], text, True
-    if last:
-        text += stream.finish()
-    return tokens, text, stream.stopped
+                return tokens[: i + 1], text, "stop"
+        if not stream.stops:
+            text = stream.push(tokens)
+        if sequence.finished:
+            text += stream.finish()
+        if stream.stopped:
+            return tokens, text, "stop"
+    if not sequence.finished:
+        return tokens, text, None
+    return tokens, text, "stop" if sequence.ids[-1] in sequence.eos_ids else "length"

@@ -113,6 +113,7 @@ class GrammarConstraint:
     ends: ids that end this text [_].
     num_prompt: number of ids before the grammar's text.
     read: ids of the grammar's text that the parser has read.
+    failed: why the parser cannot go on, if it failed: then the text may only end, and `check` raises this.
     lock: held while the parser is in use.
     """
 
@@ -121,6 +122,7 @@ class GrammarConstraint:
     ends: np.ndarray
     num_prompt: int
     read: list[int] = field(default_factory=list)
+    failed: GrammarError | None = None
     lock: Lock = field(default_factory=Lock)  # a drafter may work while the target does
 
     def __call__(self, ids: Tensor, scores: Float[Tensor, "1 v"]) -> Tensor:
@@ -134,20 +136,32 @@ class GrammarConstraint:
                 return not inside or self.parser.is_accepting()
             return inside and token not in self.silent and self.parser.validate_tokens([token]) == 1
 
+    def check(self) -> None:
+        """Raise GrammarError if the parser failed: after each step, not inside it, where other texts are stepped too."""
+        if self.failed is not None:
+            raise self.failed
+
     def _mask(self, text: list[int], width: int) -> np.ndarray:
         """Return which of `width` tokens may follow the ids of a text [width]; outside the grammar, only the ends."""
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
             inside = self._go_to(text)
             if inside:
-                bits = np.unpackbits(np.frombuffer(_allowed(self.parser), np.uint8), bitorder="little")
+                packed = self.parser.compute_bitmask()
+                self.failed = _failure(self.parser)
+                inside = self.failed is None
+            if inside:
+                bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
                 mask[: len(bits)] = bits[:width]
             mask[self.silent[self.silent < width]] = False
             mask[ends] = not inside or self.parser.is_accepting()
         return mask
 
     def _go_to(self, text: Sequence[int]) -> bool:
-        """Bring the parser to the state after the ids `text`; False where no text of the grammar begins with them."""
+        """Bring the parser to the state after the ids `text`; False where no text of the grammar begins with them, and
+        where the parser has failed."""
+        if self.failed is not None:
+            return False
         same = min(len(self.read), len(text))
         if self.read[:same] != list(text[:same]):  # a fast test: nearly every text continues the last one
             same = next(i for i, (a, b) in enumerate(zip(self.read, text, strict=False)) if a != b)
@@ -159,28 +173,19 @@ class GrammarConstraint:
             return False
         known = self.parser.try_consume_tokens(rest)
         self.read += rest[:known]
-        _check(self.parser)
-        return known == len(rest)
+        self.failed = _failure(self.parser)
+        return known == len(rest) and self.failed is None
 
 
-def _allowed(parser: "LLMatcher") -> bytes:
-    """Return the tokens that may come next as bits, one per token id. Raises GrammarError where the parser fails.
-
-    A parser that has failed cannot be used again.
-    """
-    bits = parser.compute_bitmask()
-    _check(parser)
-    return bits
-
-
-def _check(parser: "LLMatcher") -> None:
-    """Raise GrammarError where the parser has failed.
+def _failure(parser: "LLMatcher") -> GrammarError | None:
+    """Return the error of a parser that has failed, which cannot be used again; None where it has not.
 
     The error quotes only the first word of the parser's message, since the rest contains the generated text.
     """
-    if parser.is_error():
-        word = parser.get_error().split(maxsplit=1)[0]
-        raise GrammarError(f"The grammar is too much for its parser, or has no text ({word}): simplify it.")
+    if not parser.is_error():
+        return None
+    word = parser.get_error().split(maxsplit=1)[0]
+    return GrammarError(f"The grammar is too much for its parser, or has no text ({word}): simplify it.")
 
 
 @lru_cache(maxsize=4)
@@ -219,7 +224,10 @@ def compiled(tokenizer: Tokenizer, grammar: Grammar) -> "LLMatcher":
     parser = _llguidance().LLMatcher(tokens_of(tokenizer), grammar.source, log_level=0)
     if parser.is_error():
         raise ForetokenError(f"The grammar cannot be compiled: {_line(parser.get_error())}.")
-    _allowed(parser.deep_copy())
+    first = parser.deep_copy()
+    first.compute_bitmask()
+    if failed := _failure(first):
+        raise failed
     return parser
 
 

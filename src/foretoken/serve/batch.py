@@ -15,7 +15,7 @@ from foretoken.core.sequence import ANY_DEPTH, Sequence, Step
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import NodeScores
 from foretoken.decode import Decoder, NoDrafter
-from foretoken.engine import Engine, finish_reason, read_step
+from foretoken.engine import Engine, read_step
 from foretoken.models.text import TextStream
 from foretoken.serve.jobs import Deliver, Failed, Job, Progress, StepTree, TokenLogprob
 from foretoken.serve.prefill import Prefill
@@ -336,13 +336,18 @@ class Batch:
         """Deliver to each job what a step brought, and forget the texts that ended with it."""
         for sequence, step in steps:
             text = self._texts[sequence]
-            tokens, new, stopped = read_step(text.stream, step, sequence.finished)
+            try:
+                tokens, new, reason = read_step(text.stream, sequence, step)
+            except GrammarError as error:
+                if not sequence.finished:
+                    decoder.leave(sequence)
+                self._fail(text, error)
+                continue
             self.num_tokens += len(tokens)
-            if stopped and not sequence.finished:
-                decoder.leave(sequence)
-            reason = finish_reason(sequence, stopped)
             if reason is not None:
                 del self._texts[sequence]
+                if not sequence.finished:  # at a stop string
+                    decoder.leave(sequence)
             origins = step.origins[: len(tokens)]
             shown, tree = text.logprobs[: len(tokens)], text.tree
             cached, waited, drafted = text.num_cached, text.waited_s, step.num_drafted
