@@ -1,5 +1,6 @@
 """What the server answers, logs and counts over real sockets; requests that take long, and clients that go away."""
 
+import asyncio
 import json
 import logging
 import re
@@ -12,6 +13,7 @@ import serving
 from foretoken.core.sampling import Sampling
 from foretoken.models.text import TextStream
 from foretoken.serve.answer import Choice
+from foretoken.serve.app import create_app
 from foretoken.serve.jobs import Job, TokenLogprob
 from foretoken.serve.logs import Json, Text
 from foretoken.serve.settings import Settings
@@ -160,6 +162,30 @@ def test_a_request_that_takes_too_long_is_ended(small):
     assert json.loads(texts[0])["choices"][0]["text"]
     assert json.loads(last)["error"]["type"] == "timeout_error"
     serving.wait_until(lambda: small.worker.running == 0)
+
+
+def test_a_client_that_does_not_read_does_not_outlive_the_time_limit(engine):
+    """What is sent to it waits in `send` for ever, the error that says that the time is over too."""
+    app, body = create_app(engine, Settings(name="toy", timeout=0.4)), [json.dumps({**LONG, "stream": True}).encode()]
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body.pop()} if body else await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def asked():
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": COMPLETION, "query_string": b"", "headers": headers}
+        async with app.router.lifespan_context(app):
+            await asyncio.wait_for(app({**scope, "server": ("127.0.0.1", 80), "state": {}}, receive, send), 10)
+
+    asyncio.run(asked())
+    assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * 2]
+    assert b"timeout_error" in sent[-1]["body"]
 
 
 def test_clients_that_go_away_free_their_rows(server):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from foretoken.models.text import TextStream
 from foretoken.serve.calls import Call, CallReader
 from foretoken.serve.errors import ApiError
 from foretoken.serve.forms import Form
+from foretoken.serve.guards import LINGER_S
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
 from foretoken.serve.requests import Asked
 from foretoken.serve.running import ClientGoneError, progress_of, unless_gone
@@ -108,7 +109,9 @@ class Answer(Response):
                 self.service.metrics.rejections.inc()
             if not self.begun:
                 raise
-            await send(_body(f"data: {json.dumps(error.body)}\n\n", more=False))
+            with suppress(TimeoutError):  # a client that does not read holds up the sending until it goes
+                async with asyncio.timeout(LINGER_S):
+                    await send(_body(f"data: {json.dumps(error.body)}\n\n", more=False))
         finally:
             self.facts["prompt_tokens"] = self.tally.prompt_tokens
             self.facts["completion_tokens"] = self.tally.num_tokens

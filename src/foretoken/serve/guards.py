@@ -23,7 +23,7 @@ from foretoken.serve.errors import ApiError
 log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # answer without a key; none of them shows a text
 EVERYWHERE = ("0", "0.0.0.0", "::")  # hosts to listen on that stand for all addresses of this machine
-LINGER_S = 1.0  # seconds for which the rest of a refused body is still read
+LINGER_S = 1.0  # seconds for which a client that is sent an error may still send its body, or read
 ID = re.compile(r"[\x21-\x7e]{1,128}")  # an X-Request-Id of the client's that is taken over
 
 
