@@ -238,6 +238,12 @@ def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert models_folder() == tmp_path / ".cache" / "foretoken" / "models"
 
 
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORETOKEN_HOME", "~nobody-at-all/x")
+    with pytest.raises(ForetokenError, match="FORETOKEN_HOME is ~nobody-at-all/x, and"):
+        models_folder()
+
+
 def test_table():
     """Every entry is complete, and its pieces are as large as their wholes."""
     assert list(known_models()) == ["smollm2-135m-instruct", "qwen2.5-coder-1.5b-instruct", "gemma-3-270m"]

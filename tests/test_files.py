@@ -6,7 +6,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
 
+from foretoken.core import files
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, check_file, check_folder, write
 from foretoken.measure import child_acceptance
@@ -79,9 +81,7 @@ def test_two_processes_may_write_one_file_at_once(tmp_path, monkeypatch):
 
     def slowly(temporary):
         temporary.write_text("slow")
-        monkeypatch.setattr(os, "getpid", lambda: 0)
         write(path, lambda other: other.write_text("quick"))
-        monkeypatch.undo()
         assert path.read_text() == "quick"
 
     write(path, slowly)
@@ -89,15 +89,55 @@ def test_two_processes_may_write_one_file_at_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path):
+def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path, monkeypatch):
     full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
-    (tmp_path / f"b.jsonl.{os.getpid()}.tmp").symlink_to("/dev/full")  # where its lines go until all are written
+    monkeypatch.setattr(files, "token_hex", lambda _: "b")
+    (tmp_path / ".b.tmp").symlink_to("/dev/full")  # where its lines go until all are written
     with full:
         write_lines(str(tmp_path / "b.jsonl"), [{"long": "x" * 100_000}], {})
     assert not list(tmp_path.iterdir())
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(ForetokenError, match=r"Cannot write .*log\.jsonl: No space left on device\.$"):
         append(tmp_path / "log.jsonl", "line\n")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_file_keeps_its_permissions_and_a_link_stays_one(tmp_path):
+    there, link = tmp_path / "there" / "f", tmp_path / "link"
+    there.parent.mkdir()
+    link.symlink_to(there)
+    write(link, lambda path: path.write_text("1"), private=True)
+    assert (mode(there), there.read_text()) == (0o600, "1")
+    for allowed in (0o640, 0o666):
+        there.chmod(allowed)
+        write(link, lambda path: path.write_text("2"))
+        assert (link.is_symlink(), mode(there), there.read_text()) == (True, allowed, "2")
+    assert list(there.parent.iterdir()) == [there]
+
+
+def test_names_may_be_as_long_as_the_system_allows(tmp_path):
+    path = tmp_path / ("f" * 255)
+    check_file(path)
+    write(path, lambda temporary: temporary.write_text("1"))
+    assert path.read_text() == "1"
+    with pytest.raises(ForetokenError, match="File name too long"):
+        check_file(tmp_path / ("f" * 256))
+
+
+def test_the_disk_is_full_while_torch_writes(tmp_path, monkeypatch):
+    """Where it is given a file it raises an error of its own while it handles the system's."""
+
+    def to(path: Path) -> None:
+        with path.open("wb") as file:
+            torch.save(torch.zeros(100_000), file)
+
+    monkeypatch.setattr(files, "token_hex", lambda _: "b")
+    (tmp_path / ".b.tmp").symlink_to("/dev/full")
+    with pytest.raises(ForetokenError, match=r"/f: No space left on device\.$"):
+        write(tmp_path / "f", to)
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):

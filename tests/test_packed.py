@@ -1,5 +1,6 @@
 """Models in GGUF files run with their weights as they are in the file, from text to text."""
 
+import mmap
 import os
 import platform
 import re
@@ -28,7 +29,7 @@ from foretoken.heads.head import new_head
 from foretoken.models import packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
-from foretoken.models.mapped import read_ahead
+from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.named import QUANTISED
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
@@ -323,6 +324,16 @@ KERNEL = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux") or KERNEL < (5, 14), reason="Linux has it from 5.14 on")
+def test_other_mapped_files_may_have_any_name(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/w\xe8.bin"
+    with open(path, "w+b") as file:
+        file.write(b"12")
+        file.flush()
+        with mmap.mmap(file.fileno(), 0):
+            assert b"/w\xe8.bin" in Path("/proc/self/maps").read_bytes()
+            weight_files()
+
+
 def test_a_mapped_file_is_brought_into_memory_before_its_first_use(tmp_path: Path) -> None:
     """All pages of it are the process's own, although nothing has read them."""
     save_file({"w": torch.ones(1 << 21)}, tmp_path / "w.safetensors")

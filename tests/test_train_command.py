@@ -49,7 +49,7 @@ def test_command(run: Command, workplace: Path, tmp_path: Path) -> None:
     assert "Held-out" in (folder / "README.md").read_text()
     # Nothing is left to do; the log tells each step once, also after reports that came behind the last checkpoint.
     log = (folder / "log.jsonl").read_text()
-    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + '\n{"step": 10_')
+    (folder / "log.jsonl").write_text(log + json.dumps({"step": 10_000}) + '\n\0\0\n[]\n{"step": 10_')
     code, _, err = train(run, workplace, folder, *options, kind="gumiho")
     assert code == 0, err
     assert (folder / "log.jsonl").read_text() == log

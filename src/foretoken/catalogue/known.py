@@ -105,12 +105,18 @@ class KnownModel:
 
 
 def models_folder() -> Path:
-    """Return `$FORETOKEN_HOME/models`; without that variable, `foretoken/models` in the user's cache directory."""
-    home = os.environ.get("FORETOKEN_HOME")
-    if home:
-        return Path(home).expanduser().absolute() / "models"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "foretoken" / "models"
+    """Return `$FORETOKEN_HOME/models`; without that variable, `foretoken/models` in the user's cache directory.
+
+    Raises ForetokenError where the home directory that the name begins with, or the user's, is not known.
+    """
+    home, cache = os.environ.get("FORETOKEN_HOME"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        if home:
+            return Path(home).expanduser().absolute() / "models"
+        return (Path(cache) if cache else Path.home() / ".cache") / "foretoken" / "models"
+    except RuntimeError as error:
+        named = f"FORETOKEN_HOME is {home}, and this" if home else "Your"
+        raise ForetokenError(f"{named} home directory is not known: set FORETOKEN_HOME to a folder.") from error
 
 
 def known_models() -> dict[str, KnownModel]:

@@ -1,35 +1,48 @@
 """Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryFile
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import shown
 
 
-def write(path: Path, how: Callable[[Path], object]) -> None:
+def write(path: Path, how: Callable[[Path], object], private: bool = False) -> None:
     """Write a file under a temporary name, then move it to its place; where that fails nothing is left behind.
 
-    path: the file, which may exist already. A device or a pipe, such as /dev/null, is written to as it is.
+    path: the file, or a link to it. One that exists keeps its permissions. A device or a pipe, such as /dev/null, is
+        written to as it is.
     how: writes the content to the path that it is called with.
+    private: whether only its owner may read a file that did not exist.
 
     Raises ForetokenError where the file cannot be written.
     """
-    temporary = Path(f"{path}.{os.getpid()}.tmp")  # of this process: another one may write the same file
+    temporary = path
     try:
         if _is_device(path):
             how(path)
         else:
+            file = path.resolve()
+            temporary = file.with_name(f".{token_hex(8)}.tmp")  # for this call: others may write the same file
+            allowed = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o600 if private else None
+            if allowed is not None:
+                temporary.touch(mode=0o600)
+                temporary.chmod(allowed)
             how(temporary)
-            temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+            temporary.replace(file)
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk, while it handles another
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise ForetokenError(f"Cannot write {path}: {getattr(cause, 'strerror', None) or cause}.") from error
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        if temporary != path:
+            with suppress(OSError):
+                temporary.unlink()
 
 
 def append(path: Path, text: str) -> None:
@@ -67,13 +80,19 @@ def check_readable(path: str) -> None:
 
 def check_file(path: Path) -> None:
     """Refuse a `path` at which no file can be written; for the time before long work."""
-    if path.is_dir():
+    try:
+        folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+        folder = False  # there may be nothing yet
+    if folder:
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
     if _is_device(path):
         if not os.access(path, os.W_OK):
             raise ForetokenError(f"Cannot write {path}: Permission denied.")
         return
-    _try_in(path.parent, f"Cannot write {path}")
+    _try_in(path.resolve().parent, f"Cannot write {path}")
 
 
 def check_folder(path: Path) -> None:

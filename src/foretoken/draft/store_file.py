@@ -54,7 +54,8 @@ class KeptStore(Store):
         with self._saving:
             self._written = time.monotonic()
             try:
-                write(self._path, lambda file: file.write_bytes(save({"tokens": self.tokens()}, about)))
+                content = save({"tokens": self.tokens()}, about)
+                write(self._path, lambda file: file.write_bytes(content), private=True)
             except ForetokenError as error:
                 warnings.warn(str(error), StoreFileWarning, stacklevel=2)
 

@@ -63,7 +63,7 @@ def weight_files() -> MappedFiles:
     if not hasattr(mmap, "MADV_DONTNEED"):
         return NO_FILES
     try:
-        with open("/proc/self/maps") as file:
+        with open("/proc/self/maps", errors="surrogateescape") as file:
             lines = [line.split(maxsplit=5) for line in file]
     except OSError:
         return NO_FILES

@@ -223,7 +223,12 @@ class Trainer:
             "tokens": self.tokens,
             "smooth": self.smooth,
         }
-        write(self.folder / CHECKPOINT, lambda path: torch.save(state, path))
+
+        def to(path: Path) -> None:
+            with path.open("wb") as file:  # by whose errors it is known why it cannot be written
+                torch.save(state, file)
+
+        write(self.folder / CHECKPOINT, to)
 
     def resume(self) -> bool:
         """Load the folder's checkpoint, and return whether there is one.

@@ -147,11 +147,17 @@ def _open_cache(
 
 
 def _cut(log: Path, step: int) -> None:
-    """Remove from the log an incomplete line, and the lines after the checkpoint's step, which come again."""
+    """Remove from the log the lines after the checkpoint's step, which come again, and incomplete or damaged ones."""
+
+    def stays(line: str) -> bool:
+        try:
+            return line.endswith("\n") and json.loads(line)["step"] <= step
+        except (ValueError, TypeError, KeyError):
+            return False
+
     if log.exists():
-        whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
-        write(log, lambda path: path.write_text("".join(kept)))
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        write(log, lambda path: path.write_text("".join(filter(stays, lines)), encoding="utf-8"))
 
 
 def _finish(trainer: Trainer, measured: Accuracy, made_with: dict[str, Any]) -> None:
