@@ -72,6 +72,15 @@ def test_of_several_templates_the_one_that_writes_decides_on_roles():
     assert tokenizer.decode(chat_prompt(tokenizer, messages, tools=[{"type": "function"}])) == "du"
 
 
+def test_what_a_template_writes_may_have_no_half_characters():
+    tokenizer = toy_tokenizer("{{ tools[0].function.description }}")
+    with pytest.raises(
+        foretoken.ForetokenError,
+        match="The conversation, as the chat template writes it, is not valid Unicode: character 2",
+    ):
+        chat_prompt(tokenizer, USER, tools=[{"function": {"description": "a\ud800"}}])
+
+
 def test_begin_of_text_is_there_once():
     tokenizer = tokenizers_zoo.sentencepiece_bpe()
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -243,7 +252,7 @@ def test_the_commands_of_a_conversation(run, tmp_path):
     for says in (
         "There is no answer yet", "last answer:", "tokens per step", "acceptance length", "first token", "/save FILE",
         "There is no command /nope", "/save needs the name", "has no content", "Cannot read the conversation",
-        "no/where", "1 messages read",
+        "no/where", "messages: 1",
     ):  # fmt: skip
         assert says in err, says
     assert len(out) > 2  # two answers

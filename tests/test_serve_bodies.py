@@ -14,6 +14,14 @@ from limited import server as server
 from serving import CHAT, COMPLETION, USER
 
 
+def nested(depth):
+    """A schema of objects in objects."""
+    schema = {}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
@@ -50,7 +58,7 @@ from serving import CHAT, COMPLETION, USER
         ({"logit_bias": {"258": 1}}, "logit_bias", "ids go from 0 to 257"),
         ({"logit_bias": {"1": float("inf")}}, "logit_bias", "logit_bias of token 1 is inf"),
         ({"seed": -1}, "seed", "seed is -1"),
-        ({"seed": 2**32 - 1, "n": 2}, "seed", "for every prompt of a list"),
+        ({"seed": 2**32 - 1, "n": 2}, "seed", "for each text"),
         ({"stop": ""}, "stop", "at least 1 character"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
@@ -59,6 +67,14 @@ from serving import CHAT, COMPLETION, USER
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
+        ({"response_format": "json"}, "response_format", "must be: an object."),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": nested(200)}}},
+            "response_format",
+            "is nested too deeply",
+        ),
+        ({"structured_outputs": {"regex": "(" * 9000}}, "structured_outputs", "is not understood"),
+        ({"x" * 9000: 1}, "x" * 100, "Unknown field xxx"),
         (  # compiles, and has no text
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
             "response_format",
@@ -82,6 +98,7 @@ def test_bad_completions_are_told_by_name(server, body, param, says):
     told = error(server.client.post(COMPLETION, content=sent, headers={"content-type": "application/json"}))
     assert told["param"] == param
     assert says in told["message"]
+    assert len(told["message"]) < 500
     assert told["type"] == "invalid_request_error"
 
 
@@ -101,6 +118,7 @@ def test_bad_completions_are_told_by_name(server, body, param, says):
         ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
         ({"logprobs": 1}, "logprobs", "a valid boolean"),
         ({"metadata": {}}, "metadata", "Unknown field"),
+        ({"messages": [["user", "hi"]]}, "messages.0", "must be: an object."),
     ],
 )
 def test_bad_chats_are_told_by_name(server, body, param, says):

@@ -5,6 +5,8 @@ import json
 import logging
 import re
 import socket
+from copy import copy
+from dataclasses import replace
 
 import pytest
 
@@ -63,11 +65,20 @@ def test_offsets_of_tokens_within_a_character(engine):
         ({"drain": -1.0}, "drain is -1.0"),
         ({"host": ""}, "host is empty: name an address of this machine"),
         ({"timeout": 0.0}, "timeout is 0.0"),
+        ({"name": "x\udce8"}, "name is not valid Unicode"),
     ],
 )
 def test_settings_that_no_server_can_have(given, says):
     with pytest.raises(foretoken.ForetokenError, match=says):
         Settings(**given)
+
+
+def test_a_model_whose_name_clients_could_not_read(engine):
+    lm = copy(engine.target.lm)
+    lm.name = "models/x\udce8"
+    named = replace(engine, target=replace(engine.target, lm=lm))
+    with pytest.raises(foretoken.ForetokenError, match=r"The model's name, instead of .* is not valid Unicode"):
+        create_app(named, Settings())
 
 
 def test_requests_have_ids(server):

@@ -27,7 +27,7 @@ HELP = """\
 /system TEXT  set the system message from here on; without TEXT there is none
 /reset        forget the conversation, the system message excepted
 /exit         leave; so does Ctrl-D
-Ctrl-C ends an answer, and what was printed stays. A line that begins with a space is sent as it is."""
+Ctrl-C ends an answer, and what was printed stays. A line that begins with a space is no command."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class Conversation:
                 file, text = Path(rest), json.dumps(self.messages, indent=2, ensure_ascii=False) + "\n"
                 check_file(file)
                 write(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-                _say(f"{len(self.messages)} messages written to {file}.")
+                _say(f"written to {file}; messages: {len(self.messages)}.")
             case "/load":
                 self.messages = _loaded(rest)
-                _say(f"{len(self.messages)} messages read from {rest}.")
+                _say(f"read from {rest}; messages: {len(self.messages)}.")
             case "/system":
                 self.messages = [*system_message(rest), *self.messages[len(system) :]]
                 _say("the system message is set." if rest else "there is no system message.")
@@ -171,7 +171,7 @@ class Conversation:
                 _say("the conversation begins anew.")
             case _:
                 raise ForetokenError(
-                    f"There is no command {name}: /help lists them; a space before it sends it as it is."
+                    f"There is no command {name}: /help lists them; with a space before it, it is a message."
                 )
 
 
@@ -214,9 +214,11 @@ def _read() -> str | None:
             import readline  # noqa: F401
     try:
         return input("> " if asks else "")
-    except EOFError:
+    except (EOFError, KeyboardInterrupt) as error:
         if asks:
             print(flush=True)
+        if isinstance(error, KeyboardInterrupt):
+            raise
         return None
     except UnicodeDecodeError as error:
         raise ForetokenError(f"The message is not UTF-8: {error.reason} at byte {error.start + 1}.") from None

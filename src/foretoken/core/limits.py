@@ -114,7 +114,8 @@ def check_seed(seed: int | None, prompts: int = 1) -> None:
     prompts: the number of prompts.
     """
     if seed is not None and not 0 <= whole("seed", seed) <= 2**32 - max(prompts, 1):
-        raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1, for every prompt of a list.")
+        more = ", for each text: every text has the seed after that of the one before it" if prompts > 1 else ""
+        raise ForetokenError(f"seed is {seed}: it must be in 0..2**32 - 1{more}.")
 
 
 def check_measured(max_new_tokens: int) -> None:

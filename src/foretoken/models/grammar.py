@@ -56,8 +56,12 @@ class Grammar:
             text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
             check_text(text, "The JSON schema")
             source = matcher.grammar_from_json_schema(text, defaults=JSON_FORM)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ForetokenError(f"The JSON schema is no JSON object: {_line(error)}.") from error
+        except RecursionError as error:
+            raise ForetokenError("The JSON schema is nested too deeply: simplify it.") from error
+        except (TypeError, ValueError) as error:
+            deep = "recursion limit" in str(error)  # the parser's own
+            why = "is nested too deeply: simplify it" if deep else f"is no JSON object: {_line(error)}"
+            raise ForetokenError(f"The JSON schema {why}.") from error
         failed, messages = matcher.validate_grammar_with_warnings(source)
         if failed or messages:
             raise ForetokenError(f"The JSON schema cannot be enforced: {_line(messages[0])}.")
@@ -137,7 +141,7 @@ class GrammarConstraint:
             return inside and token not in self.silent and self.parser.validate_tokens([token]) == 1
 
     def check(self) -> None:
-        """Raise GrammarError if the parser failed: after each step, not inside it, where other texts are stepped too."""
+        """Raise GrammarError if the parser failed; called after a step, not inside it, where others are stepped too."""
         if self.failed is not None:
             raise self.failed
 
@@ -252,6 +256,7 @@ def _llguidance() -> Any:
 
 
 def _line(error: object) -> str:
-    """Return the message of an error on one line, without lines that quote the source of the grammar."""
-    lines = [line.strip() for line in str(error).splitlines() if "|" not in line and set(line.strip()) - {"^"}]
-    return " ".join(lines).rstrip(".") or type(error).__name__
+    """Return the beginning of an error's message on one line, without lines that quote the source of the grammar."""
+    message = str(error).partition("<backtrace>")[0]
+    lines = [line.strip() for line in message.splitlines() if "|" not in line and set(line.strip()) - {"^"}]
+    return " ".join(lines)[:300].rstrip(".") or type(error).__name__

@@ -47,16 +47,12 @@ def chat_prompt(
     offered = None if tools is None else list(tools)
     try:
         template = tokenizer.get_chat_template(tools=offered)  # of several the one that is used
-        ids: Any = tokenizer.apply_chat_template(
-            [as_templates_read(message, template) for message in messages],
-            tools=offered,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
+        read = [as_templates_read(message, template) for message in messages]
+        written: Any = tokenizer.apply_chat_template(read, tools=offered, add_generation_prompt=True, tokenize=False)
     except Exception as error:  # templates are programs that come with a model: they may raise anything
         raise refused_by_template(which, error) from error
-    return [int(token) for token in ids]
+    check_text(written, f"{which}, as the chat template writes it,")
+    return list(tokenizer(written, add_special_tokens=False)["input_ids"])
 
 
 def rendered(

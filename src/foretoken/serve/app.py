@@ -109,7 +109,7 @@ def _model(service: Service) -> dict[str, Any]:
         "created": 0,
         "owned_by": "foretoken",
         "max_model_len": service.worker.context,
-        "drafter": service.intake.engine.drafter.name,
+        "drafter": "+".join(part.rpartition("/")[2] for part in service.intake.engine.drafter.name.split("+")),
         "tree": service.intake.engine.tree,
         "chat": bool(service.intake.tokenizer.chat_template),
     }

@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from foretoken.core.errors import ForetokenError
 
-DICTIONARY = re.compile("a valid dictionary( or instance of .*)?")  # pydantic's words for a JSON object
+# pydantic's words for a JSON object
+DICTIONARY = re.compile("a valid dictionary( or instance of .*| or object to extract fields from)?")
 KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -84,9 +85,9 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Return the response to a request with an unknown path or method, or an unreadable body: `error` says which."""
     assert isinstance(error, HTTPException)
+    base = "" if request.url.path.startswith("/v1/") else "clients need /v1 at the end of the base URL; "
     what = {
-        404: f"There is nothing at {request.url.path}: clients need /v1 at the end of the base URL; docs/serving.md "
-        "lists the endpoints.",
+        404: f"There is nothing at {request.url.path}: {base}docs/serving.md lists the endpoints.",
         405: f"{request.url.path} does not answer to {request.method}.",
         400: "The body cannot be read: send a JSON object.",
     }
@@ -147,4 +148,4 @@ def _place(error: Any, body: Any) -> str:
         elif isinstance(body, list) and isinstance(key, int) and key < len(body):
             place.append(str(key))
             body = body[key]
-    return ".".join(place)
+    return ".".join(place)[:100]  # names of fields are the client's, of any length

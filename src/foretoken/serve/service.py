@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foretoken.core.messages import check_text
 from foretoken.engine import Engine
 from foretoken.serve.errors import ApiError
 from foretoken.serve.logprobs import Spelling
@@ -41,6 +42,7 @@ class Service:
         owner: the thread that loaded the engine; None: a new thread decodes.
         """
         self.name = settings.name or Path(engine.target.name).name
+        check_text(self.name, "The model's name, instead of which --name can give another,")
         self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)
         own = replace(engine, tokenizer=copy.deepcopy(engine.tokenizer))
         most = settings.max_batch + settings.max_queue

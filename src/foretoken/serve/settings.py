@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice, check_counts
+from foretoken.core.messages import check_text
 
 DAY = 86_400  # seconds
 LOGS = ("text", "json")
@@ -56,6 +57,7 @@ class Settings:
         if not self.host:
             raise ForetokenError("host is empty: name an address of this machine, or 0.0.0.0 for all of them.")
         check_choice("log", self.log, LOGS)
+        check_text(self.name or "", "name")
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):
                 raise ForetokenError(f"allow_origin has {origin}: give a site as https://app.example, without a path.")
