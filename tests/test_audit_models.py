@@ -75,6 +75,15 @@ def test_drafters_without_density(drafter: str | None, outcomes: list[str]) -> N
     assert outcomes_of(models.greedy(engine, 0)) == [OK, OK]
 
 
+def test_a_drafter_of_whose_tokens_hardly_any_is_accepted_is_not_called_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its law could be wrong at every text: with 0.01 accepted of 3 tokens no test of so many samples sees it."""
+    sample = models.sample
+    monkeypatch.setattr(models, "sample", lambda *given: (sample(*given)[0], 0.01))
+    section = models.sampled(tiny_engine(drafter="ngram", verifier="exact-match"), 0.5, 300, 0, quiet)
+    assert outcomes_of(section)[:-1] == [WEAK] * (len(section.checks) - 1)
+    assert all("drafting was not tested" in check.detail for check in section.checks[:-1])
+
+
 def wide(engine: Engine) -> Engine:
     drafter = engine.drafter
     return replace(engine, drafter=replace(drafter, policy=static.kary(4, 2), law=IID), verifier=EachAlone())

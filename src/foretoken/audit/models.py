@@ -51,7 +51,8 @@ NUM_TOKENS = 3  # tokens whose joint law is tested
 BATCH = 32  # generations that are sampled together
 ALONE = 8  # one sample of so many is decoded at batch size 1, for which there is other code
 TELL_S = 10.0  # seconds between two lines of progress while generations are sampled
-UNTESTED = "; no draft token was accepted, so that drafting was not tested here"
+UNTESTED = "; no draft token was accepted, or too few, so that drafting was not tested here"
+LEAST_ACCEPTED = 0.1  # draft tokens per sampled text, below which a wrong law could not be seen
 LEAST_POWER = 0.5  # a passed test counts if it would have seen a wrong temperature with this probability
 FALSE_ALARM = 1e-4  # the probability of a false alarm of all sampling tests together
 # How far logits may differ by rounding when they are computed in another order, relative to the largest logit.
@@ -176,9 +177,14 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
-def drafting_tested(engine: Engine, accepted: int | float) -> bool:
-    """Whether texts of an engine, in which so many draft tokens were accepted, say something about its drafting."""
-    return accepted > 0 or isinstance(engine.drafter, NoDrafter)
+def drafting_tested(engine: Engine, accepted: float, least: float) -> bool:
+    """Whether texts of an engine say something about its drafting.
+
+    engine: wrote the texts.
+    accepted: the number of draft tokens that were accepted, in all of them or per text.
+    least: how many of them it takes.
+    """
+    return accepted >= least or isinstance(engine.drafter, NoDrafter)
 
 
 def greedy(engine: Engine, seed: int) -> Section:
@@ -210,7 +216,7 @@ def greedy(engine: Engine, seed: int) -> Section:
                 tie, what = _parting(engine.target, prompt, one, other)
                 (ties if tie else wrong).append(what)
         same = len(texts) - len(ties) - len(wrong)
-        tested = drafting_tested(engine, accepted)
+        tested = drafting_tested(engine, accepted, 1)
         detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
         detail += f"; {accepted} drafts accepted" if tested else UNTESTED
         detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
@@ -258,7 +264,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
             f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
-        tested = drafting_tested(engine, accepted)
+        tested = drafting_tested(engine, accepted, LEAST_ACCEPTED)
         detail += "" if tested else UNTESTED
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
@@ -296,7 +302,9 @@ def _wrong_rule(
     name = "known-wrong rule"
     model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
     if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
-        return Check(name, NONE, f"does not apply: drafter {model.name} has no density, so p itself is drawn from")
+        return Check(
+            name, NONE, f"does not apply to drafter {model.name}: it is put in where a language model or a head drafts"
+        )
     drafter = replace(model, policy=static.kary(4, NUM_TOKENS - 1), law=IID)
     samples = test.num_samples
     progress(f"sampling {samples} generations with a rule known to be wrong")

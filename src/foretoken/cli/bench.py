@@ -107,6 +107,8 @@ def bench(
 ) -> None:
     """Compare our decoding with transformers' generate, interleaved in one process.
 
+    `foretoken bench acceptance` counts accepted draft tokens instead, see its own --help.
+
     Ours: plain, and every tree. Theirs: plain, and assisted by the same drafter. The table goes to stdout.
 
     out: File for the single runs, JSONL; replaced if it exists.

@@ -104,4 +104,4 @@ def _documented(text: str | None) -> tuple[str, dict[str, str]]:
     """Return what a docstring says before its first line `name: meaning`, and the meanings by name."""
     about, *rest = re.split(r"^(\w+): ", cleandoc(text or ""), flags=re.MULTILINE)
     meanings = (Template(" ".join(meaning.split())).safe_substitute(NAMES) for meaning in rest[1::2])
-    return about.strip(), dict(zip(rest[::2], meanings, strict=True))
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", about.strip()), dict(zip(rest[::2], meanings, strict=True))

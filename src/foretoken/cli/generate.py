@@ -303,6 +303,8 @@ def _plain_steps(text: Text) -> list[str]:
     if not isinstance(text.engine.drafter, AutoDrafter) or text.last is None:
         return []
     stats, (acceptance, cost) = text.last.stats, text.engine.drafter.outlook
+    if not stats.num_drafted and 1 + acceptance > cost:
+        return [f"decoded plainly    at {_num(stats.num_plain, 'step')}: nothing was found that could be drafted"]
     return [
         f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}. A step with one draft "
         f"token takes {cost:.2f} times as long as a plain one, and brings {1 + acceptance:.2f} tokens: drafting pays "

@@ -1,1 +1,1 @@
-"""What all other rooms speak of: token trees, draft laws, sampling, randomness, and what a rule and a tree must do."""
+"""What every other layer uses: token trees, draft laws, sampling, randomness, and what a rule and a tree must do."""

@@ -150,8 +150,8 @@ class GrammarConstraint:
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
             inside = self._go_to(text)
+            packed = self.parser.compute_bitmask() if inside else b""
             if inside:
-                packed = self.parser.compute_bitmask()
                 self.failed = _failure(self.parser)
                 inside = self.failed is None
             if inside:

@@ -99,7 +99,7 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
     elif share >= ENOUGH:
         method, why = "tli", f"{share:.0%} of {tokens} are the drafter's too, and any tree and verifier fits"
     else:
-        method, why = "slem", f"only {share:.0%} of {tokens} are the drafter's too, so go by the text"
+        method, why = "slem", f"only {share:.0%} of {tokens} are the drafter's too, so strings are matched, not tokens"
     return Overlap(
         source.name,
         dest.name,
