@@ -92,7 +92,7 @@ def test_two_processes_may_write_one_file_at_once(tmp_path, monkeypatch):
 def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path, monkeypatch):
     full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
     monkeypatch.setattr(files, "token_hex", lambda _: "b")
-    (tmp_path / ".b.tmp").symlink_to("/dev/full")  # where its lines go until all are written
+    (tmp_path / ".b.jsonl.b.tmp").symlink_to("/dev/full")  # where its lines go until all are written
     with full:
         write_lines(str(tmp_path / "b.jsonl"), [{"long": "x" * 100_000}], {})
     assert not list(tmp_path.iterdir())
@@ -127,6 +127,22 @@ def test_names_may_be_as_long_as_the_system_allows(tmp_path):
         check_file(tmp_path / ("f" * 256))
 
 
+def test_names_at_which_nothing_can_be_written(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name, why in (("loop", "loop|symbolic links"), ("a\0b", "null")):
+        with pytest.raises(ForetokenError, match=f"Cannot write .*{why}"):
+            check_file(tmp_path / name)
+
+
+def test_the_output_of_a_program_is_not_replaced(tmp_path):
+    """Where it goes to a file, /dev/stdout leads there."""
+    with (tmp_path / "log").open("w") as file:
+        (tmp_path / "link").symlink_to(f"/proc/self/fd/{file.fileno()}")
+        for path in (Path(f"/dev/fd/{file.fileno()}"), tmp_path / "link"):
+            with pytest.raises(ForetokenError, match="stands for a file that is open already"):
+                check_file(path)
+
+
 def test_the_disk_is_full_while_torch_writes(tmp_path, monkeypatch):
     """Where it is given a file it raises an error of its own while it handles the system's."""
 
@@ -135,7 +151,7 @@ def test_the_disk_is_full_while_torch_writes(tmp_path, monkeypatch):
             torch.save(torch.zeros(100_000), file)
 
     monkeypatch.setattr(files, "token_hex", lambda _: "b")
-    (tmp_path / ".b.tmp").symlink_to("/dev/full")
+    (tmp_path / ".f.b.tmp").symlink_to("/dev/full")
     with pytest.raises(ForetokenError, match=r"/f: No space left on device\.$"):
         write(tmp_path / "f", to)
 

@@ -153,13 +153,18 @@ def check_same(engine, trees, monkeypatch, prompt=PROMPT, accepted=1, **options)
     return slow.token_ids
 
 
-# The kernel depends on the dtype, the scores on the temperature: each tree has both of each, in one of two pairings.
-PAIRED = [[("float32", 0.0), ("bfloat16", 0.8)], [("float32", 0.8), ("bfloat16", 0.0)]]
+# The kernel depends on the dtype, the scores on the temperature: each tree has both of each, in one of two pairings, of
+# which one half is fast.
+PAIRED = [
+    [("float32", 0.8), ("bfloat16", 0.0)],
+    [("bfloat16", 0.8), ("float32", 0.0)],
+    [("float32", 0.0), ("bfloat16", 0.8)],
+]
 
 
 @pytest.mark.parametrize(
     ("which", "dtype", "temperature"),
-    one_in(3, [(which, *pair) for i, which in enumerate(TREES) for pair in PAIRED[i % 2]]),
+    one_in(2, [(which, *pair) for i, which in enumerate(TREES) for pair in PAIRED[i % 3]]),
 )
 def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkeypatch):
     engine = load(dtype, str(demo_folder() / "drafter"), **TREES[which])

@@ -323,7 +323,6 @@ def test_what_is_used_at_every_forward_is_read_ahead_and_nothing_else(
 KERNEL = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or KERNEL < (5, 14), reason="Linux has it from 5.14 on")
 def test_other_mapped_files_may_have_any_name(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/w\xe8.bin"
     with open(path, "w+b") as file:
@@ -334,6 +333,7 @@ def test_other_mapped_files_may_have_any_name(tmp_path: Path) -> None:
             weight_files()
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux") or KERNEL < (5, 14), reason="Linux has it from 5.14 on")
 def test_a_mapped_file_is_brought_into_memory_before_its_first_use(tmp_path: Path) -> None:
     """All pages of it are the process's own, although nothing has read them."""
     save_file({"w": torch.ones(1 << 21)}, tmp_path / "w.safetensors")

@@ -1,6 +1,5 @@
 """Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
-import errno
 import os
 import stat
 from collections.abc import Callable
@@ -29,15 +28,19 @@ def write(path: Path, how: Callable[[Path], object], private: bool = False) -> N
             how(path)
         else:
             file = path.resolve()
-            temporary = file.with_name(f".{token_hex(8)}.tmp")  # for this call: others may write the same file
-            allowed = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o600 if private else None
-            if allowed is not None:
+            temporary = file.with_name(f".{file.name[:50]}.{token_hex(4)}.tmp")  # of this call: others may write it too
+            there = file.stat() if file.exists() else None
+            if private or there is not None:
                 temporary.touch(mode=0o600)
-                temporary.chmod(allowed)
             how(temporary)
+            if there is not None:
+                with suppress(OSError):  # only root may give a file to another
+                    os.chown(temporary, there.st_uid, there.st_gid)
+                temporary.chmod(there.st_mode & 0o777)
             temporary.replace(file)
-    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk, while it handles another
-        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+    except (OSError, RuntimeError, ValueError) as error:  # torch.save raises RuntimeError as it handles the system's
+        context = error.__context__
+        cause = context if isinstance(context, OSError) and not isinstance(error, OSError) else error
         raise ForetokenError(f"Cannot write {path}: {getattr(cause, 'strerror', None) or cause}.") from error
     finally:
         if temporary != path:
@@ -81,18 +84,19 @@ def check_readable(path: str) -> None:
 def check_file(path: Path) -> None:
     """Refuse a `path` at which no file can be written; for the time before long work."""
     try:
-        folder = stat.S_ISDIR(path.stat().st_mode)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
-        folder = False  # there may be nothing yet
-    if folder:
+        there = stat.S_ISDIR(path.stat().st_mode) if path.exists() else None
+        parent = path.resolve().parent
+    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, links in a circle, a NUL
+        raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+    if there:
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
     if _is_device(path):
         if not os.access(path, os.W_OK):
             raise ForetokenError(f"Cannot write {path}: Permission denied.")
         return
-    _try_in(path.resolve().parent, f"Cannot write {path}")
+    if there is False and _is_open(path):
+        raise ForetokenError(f"Cannot write {path}: it stands for a file that is open already; name that file.")
+    _try_in(parent, f"Cannot write {path}")
 
 
 def check_folder(path: Path) -> None:
@@ -103,6 +107,16 @@ def check_folder(path: Path) -> None:
 def _is_device(path: Path) -> bool:
     """Whether something stands at a path that is neither a file nor a folder; a move to it would take its place."""
     return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a path such as /dev/stdout leads to its file through /proc, where the open files of a program stand."""
+    while path.is_symlink():
+        folder = path.parent.resolve()
+        if folder.parts[1:2] == ("proc",):
+            return True
+        path = folder / path.readlink()
+    return False
 
 
 def _try_in(folder: Path, otherwise: str) -> None:

@@ -112,6 +112,8 @@ class Grammar:
 class GrammarConstraint:
     """The constraint that holds one text to a grammar; see core.sampling.Constraint.
 
+    Whoever decodes with it calls `check` after each step.
+
     parser: its state is that after the ids in `read`.
     silent: ids that end a text for the tokenizer but not for the caller [_]; they are never allowed.
     ends: ids that end this text [_].
@@ -131,6 +133,8 @@ class GrammarConstraint:
 
     def __call__(self, ids: Tensor, scores: Float[Tensor, "1 v"]) -> Tensor:
         allowed = torch.from_numpy(self._mask(ids[0, self.num_prompt :].tolist(), scores.shape[1]))
+        if self.failed is not None:  # the text ends, also where other processors forbid its ends; `check` says why
+            scores = torch.zeros_like(scores)
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
     def allows(self, ids: Sequence[int], token: int) -> bool:

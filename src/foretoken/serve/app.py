@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -109,7 +110,7 @@ def _model(service: Service) -> dict[str, Any]:
         "created": 0,
         "owned_by": "foretoken",
         "max_model_len": service.worker.context,
-        "drafter": "+".join(part.rpartition("/")[2] for part in service.intake.engine.drafter.name.split("+")),
+        "drafter": "+".join(Path(part).name for part in service.intake.engine.drafter.name.split("+")),
         "tree": service.intake.engine.tree,
         "chat": bool(service.intake.tokenizer.chat_template),
     }
