@@ -177,7 +177,7 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
-def drafting_tested(engine: Engine, accepted: float, least: float) -> bool:
+def drafting_tested(engine: Engine, accepted: int | float, least: int | float) -> bool:
     """Whether texts of an engine say something about its drafting.
 
     engine: wrote the texts.

@@ -12,13 +12,12 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import shown
 
 
-def write(path: Path, how: Callable[[Path], object], private: bool = False) -> None:
+def write(path: Path, how: Callable[[Path], object]) -> None:
     """Write a file under a temporary name, then move it to its place; where that fails nothing is left behind.
 
     path: the file, or a link to it. One that exists keeps its permissions. A device or a pipe, such as /dev/null, is
         written to as it is.
     how: writes the content to the path that it is called with.
-    private: whether only its owner may read a file that did not exist.
 
     Raises ForetokenError where the file cannot be written.
     """
@@ -30,8 +29,8 @@ def write(path: Path, how: Callable[[Path], object], private: bool = False) -> N
             file = path.resolve()
             temporary = file.with_name(f".{file.name[:50]}.{token_hex(4)}.tmp")  # of this call: others may write it too
             there = file.stat() if file.exists() else None
-            if private or there is not None:
-                temporary.touch(mode=0o600)
+            if there is not None:
+                temporary.touch(mode=0o600)  # until it has the permissions of the one that is there
             how(temporary)
             if there is not None:
                 with suppress(OSError):  # only root may give a file to another

@@ -54,8 +54,7 @@ class KeptStore(Store):
         with self._saving:
             self._written = time.monotonic()
             try:
-                content = save({"tokens": self.tokens()}, about)
-                write(self._path, lambda file: file.write_bytes(content), private=True)
+                write(self._path, lambda file: file.write_bytes(save({"tokens": self.tokens()}, about)))
             except ForetokenError as error:
                 warnings.warn(str(error), StoreFileWarning, stacklevel=2)
 
