@@ -180,6 +180,7 @@ def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
         ("medusa", {f"{i}.1.weight": (300, 32) for i in range(3)}, "target with vocabulary 300"),
         ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40"),
         ("eagle3", {"t2d": (99,)}, "target with vocabulary 99"),
+        ("eagle3", {"d2t": (60,)}, "has a d2t that is no list of whole numbers"),
     ],
 )
 def test_wrong_checkpoints_are_refused(

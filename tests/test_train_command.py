@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import tiny
 from command import Command
@@ -174,3 +175,12 @@ def test_what_is_wrong_is_found_before_a_model_is_loaded(
     code, _, err = train(run, workplace, workplace / "never", *found)
     assert code == 2
     assert says in err
+
+
+def test_texts_are_cut_to_the_context_of_the_target(run: Command, workplace: Path, tmp_path: Path) -> None:
+    """GPT-2 has no positions behind it, and some scalings of positions change there."""
+    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=24, vocab_size=257, eos_token_id=0, bos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    tiny.tokenizer().save_pretrained(tmp_path / "gpt2")
+    code, _, err = train(run, workplace, tmp_path / "head", target=str(tmp_path / "gpt2"))
+    assert code == 0, err

@@ -105,11 +105,16 @@ def test_files_of_short_texts_alone_are_named(tmp_path: Path) -> None:
 
 def test_records_may_be_token_ids(tmp_path: Path) -> None:
     path = tmp_path / "ids.jsonl"
-    path.write_text(json.dumps({"ids": list(range(20)), "given": 4}) + "\n")
-    (row,) = rows(list(records([str(path)])), tiny.tokenizer(), 64)
-    assert row.ids.tolist() == list(range(20))
-    assert row.skipped == 4
-    for bad, what in (({"ids": "abc"}, "no list of whole numbers"), ({"ids": [1], "given": 2}, "given 2")):
+    for mark in ("", "\ufeff"):
+        path.write_text(mark + json.dumps({"ids": list(range(20)), "given": 4}) + "\n")
+        (row,) = rows(list(records([str(path)])), tiny.tokenizer(), 64)
+        assert row.ids.tolist() == list(range(20))
+        assert row.skipped == 4
+    for bad, what in (
+        ({"ids": "abc"}, "no list of whole numbers"),
+        ({"ids": [10**30]}, "no list of whole"),
+        ({"ids": [1], "given": 2}, "given 2"),
+    ):
         path.write_text(json.dumps(bad) + "\n")
         with pytest.raises(ForetokenError, match=what):
             list(records([str(path)]))

@@ -40,7 +40,7 @@ def train(
     evaluate_every: int = 100,
     cache: Path | None = None,
     device: options.Device = None,
-    dtype: options.Dtype = None,
+    dtype: str | None = None,
     json_: bool = False,
 ) -> None:
     """Train a draft head on the target's hidden states; the target stays as it is. See docs/drafters.md.
@@ -53,7 +53,7 @@ def train(
     tokens: Tokens to train on. Default: --epochs times the data.
     epochs: Passes through the data.
     batch: Texts per step.
-    length: The most tokens of a text; longer texts are cut into pieces.
+    length: The most tokens of a text, up to the target's context; longer texts are cut into pieces.
     lr: Learning rate. Default: the published one of the head.
     layers: Transformer layers (dflash, jetflow, gumiho, eagle) or MLP blocks (medusa, hydra).
     levels: Levels that the head drafts; the 2 serial ones of gumiho are counted too.
@@ -65,6 +65,7 @@ def train(
     seed: Seed of the first weights, of the order of the texts and of the noise.
     evaluate_every: Steps between measurements on held-out text.
     cache: Folder that keeps the target's states, for other heads and runs on these texts.
+    dtype: float32, bfloat16, float16, of the target. Default: float32 on a CPU, else the checkpoint's own.
     json_: Print JSON instead of text.
     """
     check_counts(

@@ -216,9 +216,13 @@ def _layers_read(checkpoint: Checkpoint) -> tuple[int, ...]:
 def _named_tokens(checkpoint: Checkpoint, offsets: Tensor) -> Tensor:
     """Return the target ids of the head's own vocabulary [m].
 
-    offsets: the checkpoint's d2t [m]. Raises ForetokenError where an id occurs twice or is none of the target's.
+    offsets: the checkpoint's d2t [m].
+
+    Raises ForetokenError where it is no list of whole numbers, and where an id occurs twice or is none of the target's.
     """
     count = checkpoint.parts.vocab_size
+    if offsets.ndim != 1 or offsets.dtype.is_floating_point:
+        raise ForetokenError(f"{checkpoint.path} has a d2t that is no list of whole numbers: mend it.")
     if "t2d" in checkpoint.weights:
         checkpoint.check("vocabulary", checkpoint.size("t2d")[0], count)
     ids = torch.arange(len(offsets)) + offsets

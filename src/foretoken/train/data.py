@@ -71,7 +71,7 @@ def records(files: Sequence[str]) -> Iterator[Record]:
     """
     empty = True
     for name in files:
-        content, by_line = read_text(name, "data file"), Path(name).suffix == ".jsonl"
+        content, by_line = read_text(name, "data file", "utf-8-sig"), Path(name).suffix == ".jsonl"
         pieces = content.split("\n") if by_line else [content]  # JSON strings may hold what `splitlines` splits at
         for number, piece in enumerate(pieces, start=1):
             if piece.strip():
@@ -115,8 +115,10 @@ def _record(written: str, file: str, line: int) -> Record:
 
 
 def _ids(ids: Any, what: str, place: str) -> tuple[int, ...]:
-    if not isinstance(ids, list) or not all(type(x) is int and x >= 0 for x in ids):
-        raise ForetokenError(f"{place} has {what} that are no list of whole numbers from 0 on: mend or remove it.")
+    if not isinstance(ids, list) or not all(type(x) is int and 0 <= x < 2**31 for x in ids):
+        raise ForetokenError(
+            f"{place} has {what} that are no list of whole numbers from 0 on, below 2**31: mend or remove it."
+        )
     return tuple(ids)
 
 

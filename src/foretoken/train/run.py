@@ -96,7 +96,8 @@ def train(
         held, texts = data[::HELD_OUT], [text for i, text in enumerate(data) if i % HELD_OUT]
         if not texts:
             raise ForetokenError("One text cannot be split: give more texts, or name held-out ones with --held-out.")
-    learnt, checked = rows(texts, tokenizer, plan.length), rows(held, tokenizer, plan.length)
+    length = min(plan.length, lm.context or plan.length)
+    learnt, checked = rows(texts, tokenizer, length), rows(held, tokenizer, length)
     for row in (*learnt, *checked):
         if row.ids.max() >= lm.vocab_size:
             raise ForetokenError(
