@@ -9,10 +9,12 @@ from torch import Tensor
 
 import foretoken
 import tiny
+from engines import demo_engine
 from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.decoding import Decoding
 from foretoken.audit.table import TableLM, random_table
+from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Coins, Law, outcomes
 from foretoken.core.random import seeded
@@ -243,3 +245,8 @@ def test_what_does_not_fit_is_refused(models, options, message):
         foretoken.load(
             models[0], **{"drafter": models[1], "tokenizer": tiny.tokenizer(), "draft_probability": 0.5, **options}
         )
+
+
+def test_a_head_is_refused_for_what_it_reads():
+    with pytest.raises(ForetokenError, match="beside the target, and a head reads its hidden states"):
+        demo_engine(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:3", draft_probability=0.5)

@@ -165,12 +165,13 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
 
 def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, law: str | None) -> None:
     """Refuse a draft probability where the drafter's kind, the tree or the law has no coins."""
-    if kind == OWN:
+    if kind in (OWN, *ON_STATES):
+        reads = "drafter self works in its cache" if kind == OWN else "a head reads its hidden states"
         raise ForetokenError(
-            f"draft_probability {draft_probability} needs a drafter that works beside the target, and drafter self "
-            "works in its cache: name a model."
+            f"draft_probability {draft_probability} needs a drafter that works beside the target, and {reads}: "
+            "name a model."
         )
-    if kind in (NO_DRAFTER, *ON_STATES) or KINDS[kind].rule is not None:
+    if kind == NO_DRAFTER or KINDS[kind].rule is not None:
         raise ForetokenError(
             f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
             "no strings."
