@@ -21,7 +21,7 @@ from foretoken.core.sampling import Processor, Sampling
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, NoDrafter, Observer
 from foretoken.draft.source import Source
-from foretoken.models.grammar import Grammar, GrammarConstraint
+from foretoken.models.grammar import Grammar, check_grammars
 from foretoken.models.target import LMTarget
 from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 from foretoken.names import check_pair
@@ -426,9 +426,7 @@ def read_step(
 
     Raises GrammarError where the parser of the sequence's grammar failed.
     """
-    for constraint in sequence.sampling.constraints:
-        if isinstance(constraint, GrammarConstraint):
-            constraint.check()
+    check_grammars(sequence.sampling.processors)
     tokens, text = list(step.tokens), ""
     if stream is not None:
         for i, token in enumerate(tokens if stream.stops else ()):

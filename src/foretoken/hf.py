@@ -13,7 +13,7 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
-from foretoken.models.grammar import GrammarConstraint
+from foretoken.models.grammar import check_grammars
 from foretoken.models.hf_model import HFModel
 from foretoken.models.load import generation_output
 
@@ -82,9 +82,7 @@ def custom_generate(
         decoder.join(sequence)
     while decoder.sequences:
         steps = decoder.step()
-        for processor in logits_processor or ():
-            if isinstance(processor, GrammarConstraint):
-                processor.check()
+        check_grammars(logits_processor or ())
         for sequence, step in steps:
             new = range(len(sequence.ids) - len(step.tokens) + 1, len(sequence.ids) + 1) if stopping_criteria else ()
             cut = next((length for length in new if stops[sequence](sequence.ids[:length])), None)

@@ -1,7 +1,6 @@
 """Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
 import os
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -83,17 +82,16 @@ def check_readable(path: str) -> None:
 def check_file(path: Path) -> None:
     """Refuse a `path` at which no file can be written; for the time before long work."""
     try:
-        there = stat.S_ISDIR(path.stat().st_mode) if path.exists() else None
-        parent = path.resolve().parent
+        is_folder, parent = path.is_dir(), path.resolve().parent
     except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, links in a circle, a NUL
         raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if there:
+    if is_folder:
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
     if _is_device(path):
         if not os.access(path, os.W_OK):
             raise ForetokenError(f"Cannot write {path}: Permission denied.")
         return
-    if there is False and _is_open(path):
+    if path.is_file() and _is_open(path):
         raise ForetokenError(f"Cannot write {path}: it stands for a file that is open already; name that file.")
     _try_in(parent, f"Cannot write {path}")
 

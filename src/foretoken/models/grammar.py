@@ -6,7 +6,7 @@ two part and reads on from there, so that neighbouring nodes of a tree cost one 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -56,10 +56,8 @@ class Grammar:
             text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
             check_text(text, "The JSON schema")
             source = matcher.grammar_from_json_schema(text, defaults=JSON_FORM)
-        except RecursionError as error:
-            raise ForetokenError("The JSON schema is nested too deeply: simplify it.") from error
-        except (TypeError, ValueError) as error:
-            deep = "recursion limit" in str(error)  # the parser's own
+        except (TypeError, ValueError, RecursionError) as error:
+            deep = "recursion" in str(error)  # Python's or the parser's
             why = "is nested too deeply: simplify it" if deep else f"is no JSON object: {_line(error)}"
             raise ForetokenError(f"The JSON schema {why}.") from error
         failed, messages = matcher.validate_grammar_with_warnings(source)
@@ -112,14 +110,14 @@ class Grammar:
 class GrammarConstraint:
     """The constraint that holds one text to a grammar; see core.sampling.Constraint.
 
-    Whoever decodes with it calls `check` after each step.
+    Whoever decodes with it calls `check_grammars` after each step.
 
     parser: its state is that after the ids in `read`.
     silent: ids that end a text for the tokenizer but not for the caller [_]; they are never allowed.
     ends: ids that end this text [_].
     num_prompt: number of ids before the grammar's text.
     read: ids of the grammar's text that the parser has read.
-    failed: why the parser cannot go on, if it failed: then the text may only end, and `check` raises this.
+    failed: why the parser cannot go on, if it failed: then the text may only end, and `check_grammars` raises this.
     lock: held while the parser is in use.
     """
 
@@ -133,7 +131,7 @@ class GrammarConstraint:
 
     def __call__(self, ids: Tensor, scores: Float[Tensor, "1 v"]) -> Tensor:
         allowed = torch.from_numpy(self._mask(ids[0, self.num_prompt :].tolist(), scores.shape[1]))
-        if self.failed is not None:  # the text ends, also where other processors forbid its ends; `check` says why
+        if self.failed is not None:  # the text ends, also where other processors forbid its ends
             scores = torch.zeros_like(scores)
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
@@ -144,30 +142,27 @@ class GrammarConstraint:
                 return not inside or self.parser.is_accepting()
             return inside and token not in self.silent and self.parser.validate_tokens([token]) == 1
 
-    def check(self) -> None:
-        """Raise GrammarError if the parser failed; called after a step, not inside it, where others are stepped too."""
-        if self.failed is not None:
-            raise self.failed
-
     def _mask(self, text: list[int], width: int) -> np.ndarray:
         """Return which of `width` tokens may follow the ids of a text [width]; outside the grammar, only the ends."""
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
-            inside = self._go_to(text)
-            packed = self.parser.compute_bitmask() if inside else b""
-            if inside:
-                self.failed = _failure(self.parser)
-                inside = self.failed is None
-            if inside:
+            packed = self._allowed() if self._go_to(text) else None
+            inside = packed is not None
+            if packed is not None:
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
                 mask[: len(bits)] = bits[:width]
             mask[self.silent[self.silent < width]] = False
             mask[ends] = not inside or self.parser.is_accepting()
         return mask
 
+    def _allowed(self) -> bytes | None:
+        """Return the tokens that may come next as bits, one per token id; None where the parser fails."""
+        bits = self.parser.compute_bitmask()
+        self.failed = _failure(self.parser)
+        return bits if self.failed is None else None
+
     def _go_to(self, text: Sequence[int]) -> bool:
-        """Bring the parser to the state after the ids `text`; False where no text of the grammar begins with them, and
-        where the parser has failed."""
+        """Bring the parser to the state after the ids `text`; False where it fails, or no text of the grammar begins so."""
         if self.failed is not None:
             return False
         same = min(len(self.read), len(text))
@@ -183,6 +178,16 @@ class GrammarConstraint:
         self.read += rest[:known]
         self.failed = _failure(self.parser)
         return known == len(rest) and self.failed is None
+
+
+def check_grammars(processors: Iterable[object]) -> None:
+    """Raise GrammarError if the parser of a grammar failed; called after a step, in which other texts are stepped too.
+
+    processors: those of a text, grammars among them.
+    """
+    for processor in processors:
+        if isinstance(processor, GrammarConstraint) and processor.failed is not None:
+            raise processor.failed
 
 
 def _failure(parser: "LLMatcher") -> GrammarError | None:

@@ -13,15 +13,16 @@ REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
 ANSWER = "foretoken-answer"  # stands for an answer, to find what a template writes behind one
 
 
-def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt") -> list[int]:
-    """Return the ids of a prompt, with the tokenizer's begin-of-text token if it adds one.
+def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt", special: bool = True) -> list[int]:
+    """Return the ids of a prompt.
 
     tokenizer: the target's.
     text: the prompt.
     which: names the prompt in errors.
+    special: whether the tokenizer adds its special tokens, such as the one that begins a text, if it has any.
     """
     check_text(text, which)
-    return list(tokenizer(text)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
 def chat_prompt(
@@ -44,15 +45,20 @@ def chat_prompt(
     check_messages(messages, which)
     if not tokenizer.chat_template:
         raise no_template(which, "this model")
-    offered = None if tools is None else list(tools)
     try:
-        template = tokenizer.get_chat_template(tools=offered)  # of several the one that is used
-        read = [as_templates_read(message, template) for message in messages]
-        written: Any = tokenizer.apply_chat_template(read, tools=offered, add_generation_prompt=True, tokenize=False)
+        template = tokenizer.get_chat_template(tools=None if tools is None else list(tools))  # of several the one used
+        written = _written(tokenizer, [as_templates_read(message, template) for message in messages], tools, True)
     except Exception as error:  # templates are programs that come with a model: they may raise anything
         raise refused_by_template(which, error) from error
-    check_text(written, f"{which}, as the chat template writes it,")
-    return list(tokenizer(written, add_special_tokens=False)["input_ids"])
+    return encode(tokenizer, written, f"{which}, as the chat template writes it,", special=False)
+
+
+def _written(tokenizer: Tokenizer, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool) -> str:
+    """Return what `rendered` does; raises whatever the template does where it fails."""
+    offered = None if tools is None else list(tools)
+    return str(
+        tokenizer.apply_chat_template(list(messages), tools=offered, add_generation_prompt=prompt, tokenize=False)
+    )
 
 
 def rendered(
@@ -64,11 +70,8 @@ def rendered(
     messages, tools: as in `chat_prompt`.
     prompt: whether the text goes on to where an answer begins.
     """
-    offered = None if tools is None else list(tools)
     try:
-        return str(
-            tokenizer.apply_chat_template(list(messages), tools=offered, add_generation_prompt=prompt, tokenize=False)
-        )
+        return _written(tokenizer, messages, tools, prompt)
     except Exception:  # templates fail in any way, and one that fails on such a conversation may work on others
         return None
 
