@@ -162,7 +162,7 @@ class GrammarConstraint:
         return bits if self.failed is None else None
 
     def _go_to(self, text: Sequence[int]) -> bool:
-        """Bring the parser to the state after the ids `text`; False where it fails, or no text of the grammar begins so."""
+        """Bring the parser to the state after the ids `text`; False if it fails or no text of the grammar begins so."""
         if self.failed is not None:
             return False
         same = min(len(self.read), len(text))
