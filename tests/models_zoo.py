@@ -58,6 +58,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("Cohere2", {**GQA, "sliding_window": 9, "layer_types": MIXED}),
     "granite": ("Granite", GQA),
 }
+HEADS = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
+LATENT = {**HEADS, "q_lora_rank": 16, "kv_lora_rank": 16}
+ROUTED = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2}
+# Families with a peculiarity that a test of its own is about.
+PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
+    "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
+    "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
+    "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+}
 
 
 @cache
@@ -66,7 +75,7 @@ def _weights(family: str) -> dict[str, torch.Tensor]:
 
 
 def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
-    name, arguments = FAMILIES[family]
+    name, arguments = {**FAMILIES, **PECULIAR}[family]
     config = getattr(hf, f"{name}Config")(**{**arguments, **changes})
     config._attn_implementation = "eager" if name == "Gemma2" else attention  # sdpa has no softcap for the scores
     torch.manual_seed(0)

@@ -208,6 +208,20 @@ def test_every_family_works_when_packed(family: str) -> None:
     check_random_steps(model, seed=7, steps=3)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_layer_whose_weight_the_model_reads_is_not_packed(dtype: torch.dtype) -> None:
+    """LongCat's router multiplies by the weight of its classifier itself."""
+    model = tiny("longcat_flash")
+    nn.Module.to(model, dtype)
+    before = plain(model, [1, 2, 3])
+    pack(model)
+    left = {name.rpartition(".")[2] for name, module in model.named_modules() if type(module) is nn.Linear}
+    assert left == {"classifier"}
+    assert any(isinstance(m, PanelLinear) for m in model.modules())
+    assert_close(plain(model, [1, 2, 3]), before, dtype)
+    check_random_steps(model, seed=8, steps=3, dtype=dtype)
+
+
 def test_a_wrong_product_is_seen() -> None:
     """The comparison fails where the rotation goes the wrong way."""
     model = tiny("llama", random_weights=True, head_dim=16)

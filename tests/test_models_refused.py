@@ -9,6 +9,7 @@ import transformers as hf
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from models_zoo import tiny
+from raising import raising
 
 SMALL: dict[str, Any] = {"vocab_size": 101, "hidden_size": 32}
 SIZES = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -45,6 +46,22 @@ def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
 def test_unkeepable(name: str, arguments: dict[str, Any], found: str) -> None:
     with pytest.raises(ForetokenError, match=found):
         CausalLM(build(name, **arguments))
+
+
+LAYERS = {"num_local_experts": 4, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}
+
+
+def test_a_forward_that_raises() -> None:
+    """MiniMax takes no cache but its own; its sentence names the class, the error and what to do."""
+    with pytest.raises(ForetokenError, match=r"MiniMaxForCausalLM fails .*cache of its own.*: load it with .*choose"):
+        CausalLM(build("MiniMax-ForCausalLM", **SIZES, **LAYERS))
+
+
+def test_a_first_forward_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    monkeypatch.setattr(model.lm_head, "forward", raising(AttributeError("no weight")))
+    with pytest.raises(ForetokenError, match=r"GPT2LMHeadModel fails .*AttributeError: no weight"):
+        CausalLM(model)
 
 
 def test_hidden_state_is_found_by_its_cache() -> None:

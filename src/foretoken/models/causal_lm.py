@@ -18,7 +18,7 @@ from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
 from foretoken.models.panels import PackedLinear
-from foretoken.models.probe import check_probe
+from foretoken.models.probe import check_probe, first_forward
 from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
 from foretoken.models.skeleton import Skeleton
@@ -50,8 +50,8 @@ class CausalLM:
         traced: where our kernel does not run the model, compile forwards of fixed shapes; on a GPU, record them.
         compiled: on a GPU, compile them before they are recorded.
 
-        Raises ForetokenError for a model that keeps anything but keys and values per token, and for one that fails the
-        probe; the message names the type found.
+        Raises ForetokenError for a model that keeps anything but keys and values per token, for one that fails the
+        probe and for one whose forward raises an error there; the message names the type found.
         """
         kernel = llama_kernel(model) if isinstance(model, Skeleton) else None
         if isinstance(model, Skeleton) and kernel is None:
@@ -67,7 +67,8 @@ class CausalLM:
             compiled = compiled or model.device.type != "cuda"
             compiler = StaticForward(self.model, self.name, self._layout.planes, compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(self.model, self._layout)
-        check_probe(self, self._layout.probe)
+        with first_forward(self.weights):
+            check_probe(self, self._layout.probe)
         if compiler is not None:
             compiler.compiling = True
 

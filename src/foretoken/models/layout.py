@@ -13,7 +13,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
 from foretoken.models.hf_model import HFModel
-from foretoken.models.probe import LENGTH, probe_tokens
+from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -58,7 +58,7 @@ def layout(model: HFModel) -> Layout:
     if getattr(config, "alibi", False):
         raise ForetokenError(f"{kind} uses ALiBi, whose bias cannot follow a tree: use a model with position ids.")
     text = probe_tokens(model)[:LENGTH]
-    with torch.inference_mode():
+    with torch.inference_mode(), first_forward(model):
         out: Any = model(input_ids=torch.tensor([text], device=model.device), use_cache=True)
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache):

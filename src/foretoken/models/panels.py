@@ -6,7 +6,9 @@ bfloat16 values, as those of nearly all published models are, is stored in half 
 that computes in bfloat16, the inputs are rounded to bfloat16, as torch does there; sums are float32.
 """
 
+import re
 from functools import cache
+from itertools import chain
 from typing import Any, no_type_check
 
 import numpy as np
@@ -221,7 +223,8 @@ def pack(model: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles 
 def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
     """Replace all linear layers inside a module on a CPU by layers over panels.
 
-    Nothing is replaced where the compiled product is found to be wrong on this machine.
+    Nothing is replaced where the compiled product is found to be wrong on this machine, and no layer that
+    `keeps_weight`.
 
     module: the module, whose children change.
     dtype, files: as in `pack`; without a dtype each layer computes in that of its weight, and only float32 and bfloat16
@@ -230,9 +233,10 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
     if not _works():
         return
     arena = Arena()
-    for parent in list(module.modules()):
+    for path, parent in list(module.named_modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED:
+            known = type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED
+            if known and not keeps_weight(module, f"{path}.{name}"):
                 assert isinstance(child, nn.Linear | Conv1D)
                 setattr(parent, name, PanelLinear(child, arena, dtype, files))
     # Other weights are copied, since as views of a file they would keep its pages in memory. Embeddings stay: only few
@@ -241,6 +245,17 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
     for parameter in module.parameters():
         if not any(parameter is table for table in tables):
             parameter.data = files.copied(parameter.data)
+
+
+def keeps_weight(model: nn.Module, layer: str) -> bool:
+    """Whether transformers keeps a layer of a model in float32, whatever dtype the others have.
+
+    The code of such models reads the weight of such a layer instead of calling it, as the router of LongCat does.
+
+    model: the model. layer: the layer's name in it.
+    """
+    kept = (getattr(model, f"_keep_in_fp32_modules{which}", None) or () for which in ("", "_strict"))
+    return any(re.search(rf"(^|\.){name}(\.|$)", f"{layer}.weight") for name in chain(*kept))
 
 
 def use_threads() -> int | None:

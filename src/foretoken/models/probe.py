@@ -27,6 +27,8 @@ ways to the same bfloat16 logits can differ by several units there although both
   of our kernel are the nearer to them (tests/test_models_kernel.py holds that, and finds wrong weights or layouts).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +60,21 @@ def probe_tokens(model: nn.Module) -> list[int]:
     config = own.config.get_text_config(decoder=True)
     size = int(getattr(embedding, "num_embeddings", None) or config.vocab_size)
     return [(size // 10 + i * max(1, size // 15)) % size for i in range(6)]
+
+
+@contextmanager
+def first_forward(model: nn.Module) -> Iterator[None]:
+    """Turn an error of the first forwards of `model` into a ForetokenError that names its class and says what to do."""
+    try:
+        yield
+    except ForetokenError:
+        raise
+    except Exception as error:  # models fail in as many ways as there are architectures
+        said = next(iter(str(error).splitlines()), "").rstrip(".")
+        raise ForetokenError(
+            f"{type(model).__name__} fails in its first forward ({type(error).__name__}: {said}): load it with compile "
+            "off, or choose a model of another architecture."
+        ) from error
 
 
 @torch.inference_mode()

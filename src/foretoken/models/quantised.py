@@ -21,7 +21,7 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
 from foretoken.models.packed import block_type, filled, kept_configs, kept_weights, without_weights
-from foretoken.models.panels import PART, PackedLinear
+from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
@@ -75,7 +75,7 @@ def _snapshot(hub_id: str) -> Path | None:
 def pack_quantised(model: HFModel, kind: str) -> HFModel:
     """Quantise the linear layers of a model in place, and return it.
 
-    Layers whose rows are not whole blocks stay as they are.
+    Layers whose rows are not whole blocks stay as they are, and so do those that `keeps_weight`.
 
     model: the model, with ordinary weights on a CPU.
     kind: the kind of blocks, a name among models.named.QUANTISED. The LM head gets HEAD_KIND instead, and for q4_k,
@@ -84,7 +84,7 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     last, files = model.get_output_embeddings(), weight_files()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
         for path, module in list(model.named_modules()):
-            if type(module) is not nn.Linear:
+            if type(module) is not nn.Linear or keeps_weight(model, path):
                 continue
             own = HEAD_KIND if module is last else kind
             if own == "q4_k" and module.in_features % KINDS[own].weights:
