@@ -185,3 +185,19 @@ def test_learned_positions_end(family: str) -> None:
     assert_close(logits[1], plain(model, [1] * 63 + [3]), torch.float32)
     with pytest.raises(ForetokenError, match="context"):
         rows.score([[4]], [[0]])
+
+
+@pytest.mark.parametrize("family", ["moshi", "olmoe"])
+def test_a_window_that_transformers_itself_does_not_keep_ends_the_context(family: str) -> None:
+    """Past it transformers' forward of a whole text sees all of it, and its forwards with a cache a window."""
+    model = tiny(family)
+    lm = CausalLM(model)
+    assert lm.context == 9
+    rows = lm.open(1, 20)
+    rows.extend(rows.join(), [1, 2, 3, 4, 5, 6, 7, 8])
+    (logits,) = rows.score([[9]], [[-1]])
+    assert_close(logits[0], plain(model, [1, 2, 3, 4, 5, 6, 7, 8, 9]), torch.float32)
+    rows.keep([[0]])
+    with pytest.raises(ForetokenError, match="context"):
+        rows.score([[4]], [[-1]])
+    assert CausalLM(tiny(family, sliding_window=99)).context == 64

@@ -16,6 +16,9 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Types of models to which transformers applies a window in its cache, but not in the mask of a text that is read at
+# once. Both agree on texts that fit the window: it is the context of these models here.
+WINDOWED_CACHES = ("moshi", "olmoe")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
         raise ForetokenError(f"{kind} has {other} layers, whose state cannot be rolled back: use full attention.")
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo counts slots, not positions
         raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
+    if config.model_type in WINDOWED_CACHES:
+        return {FULL: None}
     return {name: window if name == SLIDING else None for name in sorted(types)}
 
 
@@ -111,6 +116,9 @@ def _plane(states: Tensor) -> Plane:
 def _context(model: HFModel, config: Any) -> tuple[int | None, bool]:
     """Return `Layout.context` and `Layout.hard`."""
     context = getattr(config, "max_position_embeddings", None)
+    window = getattr(config, "sliding_window", None)
+    if config.model_type in WINDOWED_CACHES and window is not None:
+        return min(window, context or window), True
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(v for v in rope.values() if isinstance(v, dict))):
         kind = parameters.get("rope_type")
