@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
         ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token's number, not -1"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [6]}}, r"reads the target's layers \[6\]"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
-        ({"block_size": 0}, "block_size must be a whole number above 0"),
+        *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (0, 1, 257, 100_000)),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
         ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
     ],
@@ -181,6 +182,9 @@ def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
         ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40"),
         ("eagle3", {"t2d": (99,)}, "target with vocabulary 99"),
         ("eagle3", {"d2t": (60,)}, "has a d2t that is no list of whole numbers"),
+        ("eagle3", {"d2t": (0,)}, "has a d2t that is no list of whole numbers"),
+        ("eagle3", {"t2d": ()}, r"t2d has shape \(\) instead of 1 dimensions: take another"),
+        ("medusa", {"9999.0.linear.weight": (32, 32)}, "9999.0.linear.weight, though it has 10 weights in all"),
     ],
 )
 def test_wrong_checkpoints_are_refused(
@@ -195,6 +199,24 @@ def test_wrong_checkpoints_are_refused(
     torch.save(weights, tmp_path / FILES.get(kind, "pytorch_model.bin"))
     with pytest.raises(ForetokenError, match=message):
         load_head(tmp_path, target)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
+@pytest.mark.parametrize("kind", HEADS)
+def test_weights_of_other_dimensions_are_refused(
+    kind: str, shape: tuple[int, ...], target: TargetParts, tmp_path: Path
+) -> None:
+    """Whichever weight it is, one sentence names it."""
+    weights = checkpoint(kind, target)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS.get(kind, {})))
+    for key, value in weights.items():
+        if key == "prefix_embeding_layer.embed_tokens.weight" or value.ndim == len(shape):
+            continue  # is not read; has as many
+        torch.save(
+            {**weights, key: torch.zeros(shape, dtype=value.dtype)}, tmp_path / FILES.get(kind, "pytorch_model.bin")
+        )
+        with pytest.raises(ForetokenError, match=f"{re.escape(key)} has shape|has a d2t that is no list"):
+            load_head(tmp_path, target)
 
 
 def test_what_is_no_head_is_refused(target: TargetParts, tmp_path: Path) -> None:
@@ -298,6 +320,11 @@ def test_configurations_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ForetokenError, match=message):
         configured(config, "eagle3", target, tmp_path)
+
+
+def test_more_attention_heads_than_channels_are_refused(target: TargetParts, tmp_path: Path) -> None:
+    with pytest.raises(ForetokenError, match="attention heads of width 0, which does not divide its 32"):
+        configured({"num_attention_heads": 1000}, "eagle3", target, tmp_path)
 
 
 def test_null_stands_for_the_default(target: TargetParts, tmp_path: Path) -> None:

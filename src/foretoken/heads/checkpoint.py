@@ -51,6 +51,7 @@ SILU = ("silu", "swish")  # two names of one activation
 ROWS = 8192  # rows of an embedding that are compared at once
 ROUNDED = 2.0**-7  # relative difference up to which values are equal; two roundings of one to 16 bits differ by less
 SAMPLES = 32  # number of values of the target's embedding that config.json keeps, by which the target is recognised
+LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
 CLOSE = 0.02  # by how much these may differ, as a share of the largest; rounding to 16 bits moves a value by < 0.004
 
 
@@ -77,14 +78,31 @@ class Checkpoint:
         """Return one more than the largest index that is found at the beginning of a key; 0 if none is found.
 
         pattern: a regular expression, whose first group matches the index.
-        """
-        return max((int(match[1]) + 1 for key in self.weights if (match := re.match(pattern, key))), default=0)
 
-    def size(self, key: str) -> tuple[int, ...]:
-        """Return the shape of the weight called `key`. Raises ForetokenError where it is missing."""
+        Raises ForetokenError for an index that is larger than the number of weights.
+        """
+        found = {int(match[1]): key for key in self.weights if (match := re.match(pattern, key))}
+        most = max(found, default=-1)
+        if most >= len(self.weights):
+            raise ForetokenError(
+                f"{self.path} has {found[most]}, though it has {len(self.weights)} weights in all: download it again."
+            )
+        return most + 1
+
+    def size(self, key: str, dims: int = 2) -> tuple[int, ...]:
+        """Return the shape of a weight.
+
+        key: its name.
+        dims: the number of dimensions that it must have.
+
+        Raises ForetokenError where it is missing, or has another number of dimensions.
+        """
         if key not in self.weights:
             raise ForetokenError(f"{self.path} lacks {key}.")
-        return tuple(self.weights[key].shape)
+        shape = tuple(self.weights[key].shape)
+        if len(shape) != dims:
+            raise ForetokenError(f"In {self.path}, {key} has shape {shape} instead of {dims} dimensions: take another.")
+        return shape
 
     def check(self, what: str, found: int, wanted: int) -> None:
         """Raise ForetokenError where a size is not the target's.
@@ -118,7 +136,7 @@ class Checkpoint:
         if llama is not None:
             heads = heads or llama.num_attention_heads
         dim = dim or (queries // heads if heads else parts.shape.head_dim)
-        if queries % dim or keys % dim:
+        if not dim or queries % dim or keys % dim:
             raise ForetokenError(
                 f"{self.path} has attention heads of width {dim}, which does not divide its {queries} and {keys} "
                 "channels."
@@ -344,8 +362,11 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), (_or_null(_object), "an object")),
     **dict.fromkeys(
-        ("head_dim", "num_attention_heads", "max_position_embeddings", "block_size"),
-        (_or_null(_whole), "a whole number above 0"),
+        ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
+    ),
+    "block_size": (
+        _or_null(lambda value: _whole(value) and 2 <= value <= LARGEST_BLOCK),
+        f"a whole number from 2 to {LARGEST_BLOCK}",
     ),
     **dict.fromkeys((LAYERS, "target_layer_ids"), (_or_null(_layers), "a list of layers' numbers")),
     "mask_token_id": (_or_null(lambda value: type(value) is int and value >= 0), "a token's number"),

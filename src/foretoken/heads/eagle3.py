@@ -221,10 +221,10 @@ def _named_tokens(checkpoint: Checkpoint, offsets: Tensor) -> Tensor:
     Raises ForetokenError where it is no list of whole numbers, and where an id occurs twice or is none of the target's.
     """
     count = checkpoint.parts.vocab_size
-    if offsets.ndim != 1 or offsets.dtype.is_floating_point:
+    if offsets.ndim != 1 or not len(offsets) or offsets.dtype.is_floating_point:
         raise ForetokenError(f"{checkpoint.path} has a d2t that is no list of whole numbers: mend it.")
     if "t2d" in checkpoint.weights:
-        checkpoint.check("vocabulary", checkpoint.size("t2d")[0], count)
+        checkpoint.check("vocabulary", checkpoint.size("t2d", 1)[0], count)
     ids = torch.arange(len(offsets)) + offsets
     if int(ids.min()) < 0 or int(ids.max()) >= count or len(ids.unique()) != len(ids):
         raise ForetokenError(f"{checkpoint.path} maps draft tokens by d2t to ids that the target lacks, or two to one.")
