@@ -144,6 +144,17 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
         other.resume()
 
 
+def test_a_checkpoint_that_lacks_something_is_refused(lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, "eagle3", tmp_path)
+    made.save()
+    path = tmp_path / "checkpoint.pt"
+    state = torch.load(path)
+    for key in ("head", "optimizers", "feature_scale", "feature_sizes", "step", "tokens", "smooth"):
+        torch.save({name: value for name, value in state.items() if name != key}, path)
+        with pytest.raises(ForetokenError, match=rf"checkpoint.pt lacks its {key}: remove it to start again"):
+            made.resume()
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_cached_states_train_the_same_head(kind: str, lm: CausalLM, tmp_path: Path) -> None:
     """Texts of several lengths: cached row by row, read again in another order and by another head."""

@@ -27,6 +27,7 @@ from foretoken.train.states import StateCache
 ADAMW, MUON = "adamw", "muon"
 BESIDE_MUON = 0.3  # AdamW's rate for norms, biases and LM heads, as a share of Muon's rate for all other matrices
 REGRESSION = 0.2  # share of the steps in which Gumiho's MLPs learn states alone: two of the published ten epochs
+RESUMED = ("head", "optimizers", "feature_scale", "feature_sizes", "step", "tokens", "smooth")  # read of a checkpoint
 EAGLE3_HEAD = 0.01  # as BESIDE_MUON, for the LM head of EAGLE-3, which starts as the target's and stays near it
 
 
@@ -250,6 +251,9 @@ class Trainer:
             raise ForetokenError(
                 f"{path} was made by an earlier version, which took another number of steps: remove it to start again."
             )
+        lost = [key for key in RESUMED if key not in state]
+        if lost:
+            raise ForetokenError(f"{path} lacks its {', '.join(lost)}: remove it to start again.")
         if state["plan"] != asdict(self.plan):
             changed = [key for key, value in asdict(self.plan).items() if state["plan"].get(key) != value]
             raise ForetokenError(
