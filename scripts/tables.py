@@ -15,7 +15,9 @@ from typing import Any
 import typer
 
 import foretoken
-from foretoken.cli.main import app
+from foretoken.cli.main import app, run
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import read_text
 from foretoken.recipe import KINDS, LAWS, SCHEMES, VOCABS
 from foretoken.serve.schema import ChatRequest, CompletionRequest, StreamOptions
 from foretoken.trees.forms import forms
@@ -199,10 +201,13 @@ def _code_each(form: str) -> str:
 
 
 def main() -> None:
+    """Write all pages anew. Raises ForetokenError where the folder of the pages is not there."""
+    if not (ROOT / "docs").is_dir():
+        raise ForetokenError(f"There is no folder {ROOT / 'docs'}: run this script where it stands in a checkout.")
     for name in PAGES:
         page = ROOT / name
-        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(filled(read_text(str(page), "the page")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

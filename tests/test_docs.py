@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,16 @@ def test_generated_tables_are_up_to_date(name):
     page = (tables.ROOT / name).read_text(encoding="utf-8")
     assert tables.BLOCK.search(page), f"{name} has no generated table"
     assert tables.filled(page) == page, STALE.format(name)
+
+
+def test_without_pages_the_script_says_so_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(tables.__file__, tmp_path / "scripts")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"foretoken: There is no folder {tmp_path / 'docs'}: run this script where it stands in a checkout.\n"
+    )
 
 
 # Words of our own that the field has others for: docs/trees-and-rules.md. A lone surrogate is Unicode's own term.

@@ -70,6 +70,8 @@ def test_what_cannot_be_written_is_refused_before_it_is_made(tmp_path):
         (check_file, tmp_path / "f" / "g", "Not a directory"),
         (check_folder, tmp_path / "f", "Not a directory"),
         (check_folder, tmp_path / "f" / "g", "Not a directory"),
+        (check_folder, tmp_path / "x\udcff", "its name is not UTF-8, so that .*; name another folder"),
+        (check_folder, tmp_path / "x\udcff" / "g", "its name is not UTF-8, so that .*; name another folder"),
     ):
         with pytest.raises(ForetokenError, match=rf"Cannot (write|use) .*{path.name}: {why}\.$"):
             check(path)

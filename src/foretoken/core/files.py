@@ -98,6 +98,12 @@ def check_file(path: Path) -> None:
 
 def check_folder(path: Path) -> None:
     """Refuse a `path` at which no folder can be used, or made if there is none; for the time before long work."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ForetokenError(
+            f"Cannot use {path}: its name is not UTF-8, so that weights in it could not be read; name another folder."
+        ) from error
     _try_in(next(folder for folder in (path, *path.absolute().parents) if folder.exists()), f"Cannot use {path}")
 
 
