@@ -2,20 +2,26 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from command import Command
 from foretoken import audit
 from foretoken.audit import decoding, models
 from foretoken.audit.report import APPROXIMATE, FAILED, NONE, OK, WEAK, AuditReport, Check, Section
 from foretoken.audit.wrong import EachAlone
+from foretoken.cli import main as cli
+from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget
+from foretoken.names import settled
+from foretoken.recipe import SAME, Recipe
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from leaks import leak
@@ -220,3 +226,40 @@ def test_samples_follow_their_seeds_and_not_the_batch(monkeypatch: pytest.Monkey
     assert sorted(many) == sorted(few)
     assert accepted > 0
     assert {len(ids) for ids in many} == {models.NUM_TOKENS}
+
+
+def tree_of(run: Command, monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
+    """The tree that `foretoken audit` loads an engine with."""
+    found: list[str] = []
+
+    def load(**named: Any) -> Engine:
+        found.append(named["tree"])
+        raise ForetokenError("enough")
+
+    monkeypatch.setattr(cli.audit, "load_engine", load)
+    run.refused("enough", "audit", *options)
+    return found[0]
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name != "string-rejection"])  # it goes with a vocab
+def test_the_default_tree_is_one_that_the_rule_takes(name: str, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tree_of(run, monkeypatch, "--verifier", name)
+    policy, rule, law = settled(Recipe(tree=tree, verifier=name), SAME)
+    assert rule.accepts(law(policy.max_draws))
+    assert (tree == "chain:3") == (name in ("standard", "block", "randomised"))
+
+
+def test_the_default_tree_branches_unless_the_options_name_what_does_not(
+    run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tree(*options: str) -> str:
+        return tree_of(run, monkeypatch, *options)
+
+    assert tree() == tree("--vocab", "tli") == tree("--draft-probability", "0.5") == "kary:2x3"
+    assert (
+        tree("--vocab", "slrs")
+        == tree("--vocab", "union")
+        == tree("--verifier", "pairwise", "--law", "iid")
+        == "chain:3"
+    )
+    assert tree("--verifier", "block", "--tree", "chain:5") == "chain:5"

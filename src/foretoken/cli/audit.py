@@ -2,21 +2,39 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.options import RecipeOptions, load_engine
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
-from foretoken.recipe import Recipe, check_recipe
+from foretoken.recipe import KINDS, LAWS, Recipe, check_law, check_recipe
+from foretoken.verify import VERIFIERS
+
+BRANCHING, CHAIN = "kary:2x3", "chain:3"  # default trees
 
 
 @dataclass(frozen=True)
 class AuditedRecipe(RecipeOptions):
-    """The engine that is audited."""
+    """The engine that is audited.
 
-    tree: str = "kary:2x3"
+    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: kary:2x3, or chain:3 where the verifier or the vocab
+    takes one draft token per node.
+    """
+
+    def usual_tree(self) -> str:
+        """Return the name of the default tree: one that has all that can go wrong, unless the rule takes only chains.
+
+        The verifier, vocab and law are known ones.
+        """
+        if self.vocab in KINDS and KINDS[self.vocab].own_draws:
+            return CHAIN
+        if self.verifier is None:
+            return BRANCHING
+        rule = VERIFIERS[self.verifier]
+        family = rule.laws[0] if self.law is None else LAWS[check_law(self.law)]
+        return BRANCHING if rule.accepts(family(2)) else CHAIN
 
 
 @command
@@ -47,11 +65,10 @@ def audit(
     check_sampling(temperature=temperature)
     check_counts(samples=samples)
     check_seed(seed)
-    if exact_only:
-        check_recipe(**{each.name: getattr(engine, each.name, None) for each in fields(Recipe)})
-    else:
+    check_recipe(**{each.name: getattr(engine, each.name, None) for each in fields(Recipe)})
+    if not exact_only:
         check_audited(temperature, samples)
-    loaded = None if exact_only else load_engine(**vars(engine))
+    loaded = None if exact_only else load_engine(**vars(replace(engine, tree=engine.tree or engine.usual_tree())))
     from foretoken.audit import run
 
     report = run(loaded, temperature=temperature, samples=samples, seed=seed,
