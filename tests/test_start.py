@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -193,6 +194,13 @@ def test_help_and_bad_input_do_not_wait_for_torch(told: list[tuple[int, str, str
         assert words in err, (line, err)
         assert err.startswith("foretoken: "), line
         assert len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_the_help_says_that_a_models_own_settings_are_not_used(name: str) -> None:
+    commands: Any = get_command(app)
+    (temperature,) = (param for param in commands.commands[name].params if param.name == "temperature")
+    assert "Sampling settings in the model's generation config are not used." in temperature.help
 
 
 def test_every_option_has_its_help() -> None:

@@ -172,7 +172,8 @@ class TextOptions:
     """How tokens are drawn, and where a text ends.
 
     system: System message before the user's; with generate it implies --chat.
-    temperature: 0 is greedy; 1 is the model's own distribution.
+    temperature: 0 is greedy; 1 is the model's own distribution. Sampling settings in the model's generation config are
+    not used.
     top_k: Keep the k likeliest tokens; 0 keeps all.
     top_p: Keep the likeliest tokens with this mass.
     min_p: Drop tokens below this share of the best one's probability.
