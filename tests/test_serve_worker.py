@@ -11,7 +11,7 @@ from foretoken.core.errors import GrammarError
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.store import Store
 from foretoken.serve import batch
-from foretoken.serve.batch import Batch
+from foretoken.serve.batch import Batch, Ticket
 from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
@@ -120,6 +120,33 @@ def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(
         most = 5
     assert 5 in sizes
     worker.stop()
+
+
+def test_a_grammar_that_fails_in_a_repeated_step_is_no_shortage_of_memory(folders, monkeypatch):
+    """After two such steps the others would have fewer rows, had no text failed by itself."""
+    engine, step, read, sizes = load(folders, tree="chain:3"), Decoder.step, batch.read_step, []
+    texts, listeners = Batch(engine, 3, 100, 0), [Listener() for _ in range(3)]
+    for i, listener in enumerate(listeners):
+        texts.join(Ticket(job(engine, PROMPTS[i], i, 40), listener))
+    bad = next(iter(texts._texts))
+
+    def limited(decoder: Decoder) -> list:
+        sizes.append(len(decoder.sequences))
+        if len(decoder.sequences) == 3:
+            raise MemoryError
+        return step(decoder)
+
+    def fails(stream, sequence, made):
+        if sequence is bad and len(sizes) > 4:
+            raise GrammarError("It has no text.")
+        return read(stream, sequence, made)
+
+    monkeypatch.setattr(Decoder, "step", limited)
+    monkeypatch.setattr(batch, "read_step", fails)
+    for _ in range(3):
+        texts.step()
+    assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 2]
+    assert [isinstance(listener.news[-1], Failed) for listener in listeners] == [True, False, False]
 
 
 @pytest.mark.parametrize("drafter", ["drafter", "suffix"])

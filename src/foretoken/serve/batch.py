@@ -123,6 +123,7 @@ class Batch:
         self._short = False  # whether the last step failed for all texts together, and for none by itself
         self._good = 0  # number of steps since the last one that failed
         self._step_s = 0.0  # seconds that the last step took
+        self._num_failed = 0  # number of texts that failed after they had a row
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -305,7 +306,7 @@ class Batch:
         del self._decoder  # the memory that it takes may be what the step lacked
         for undo in undos:
             undo()
-        texts, gave_up, num_failed = list(self._texts.values()), [], 0
+        texts, gave_up, failed_before = list(self._texts.values()), [], self._num_failed
         num_drafted = sum(text.sequence.depth_limit > 0 for text in texts)
         for text in texts:
             try:
@@ -314,14 +315,14 @@ class Batch:
             except Exception as error:
                 log.exception("A text failed.")
                 self._fail(text, error)
-                num_failed += 1
         if len(gave_up) > 1 and len(gave_up) >= num_drafted:
             self._draft_by(NoDrafter())  # the drafter fails for every text
         for sequence in gave_up:
             sequence.depth_limit = 0
-        self._reopen(max(len(self._texts) - 1, 1) if short and not num_failed else self._room)
+        none_failed = self._num_failed == failed_before
+        self._reopen(max(len(self._texts) - 1, 1) if short and none_failed else self._room)
         self._enter_again()
-        return not num_failed
+        return none_failed
 
     def _one_step(self, text: Text) -> bool:
         """Take a step for one text, in a decoder of its own. Returns whether the drafter failed."""
@@ -364,6 +365,7 @@ class Batch:
 
     def _fail(self, text: Text, error: Exception) -> None:
         del self._texts[text.sequence]
+        self._num_failed += 1
         tell(text.ticket, failure(error))
 
 
