@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.expand import Expand, load_expanded
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
+from benchmarks.pairs import LanguageModel
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
 from foretoken.cli.measuring import (
@@ -214,7 +215,7 @@ def panels(points: Sequence[Point]) -> list[Panel]:
 def command(
     *,
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: LanguageModel = None,
     cost_ratio: float | None = None,
     workload: WorkloadFile = None,
     temperature: float = 1.0,

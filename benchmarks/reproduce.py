@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.pairs import Text, check_score, score
+from benchmarks.pairs import LanguageModel, Text, check_score, score
 from benchmarks.papers.global_resolution_acceptance import figure1, temperature
 from benchmarks.papers.global_resolution_steps import table4
 from benchmarks.papers.global_resolution_times import table1, table2
@@ -65,7 +65,7 @@ def command(
     seed: int = 0,
     cell_seconds: float | None = None,
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: LanguageModel = None,
     text: Text = None,
     positions: int | None = None,
     markdown: Markdown = False,
@@ -75,7 +75,8 @@ def command(
 ) -> None:
     """Print figures of the papers beside ours. Where a paper's figure does not follow from its text, the notes say so.
 
-    Figures on models are of the demo pair unless another is named. Ctrl-C prints what was measured.
+    Figures on models are of the demo pair unless another is named; those of SLRS take two with any vocabularies.
+    Ctrl-C prints what was measured.
 
     name: What to reproduce; --list shows the names.
     list_: List the names and leave.

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.contenders import SAMPLED, Acceptance, Contender, all_rules, any_size
 from benchmarks.exactly import Outcome, enumerated
 from benchmarks.execution import numbers
-from benchmarks.pairs import Positions, Text, check_score, score, toy_rows, truncate
+from benchmarks.pairs import LanguageModel, Positions, Text, check_score, score, toy_rows, truncate
 from benchmarks.speed import measure_speed
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, names, show
@@ -233,7 +233,7 @@ def command(
     toy: bool = False,
     speed: bool = False,
     target: options.Target = None,
-    drafter: options.Drafter = None,
+    drafter: LanguageModel = None,
     text: Text = None,
     draws: str = DEFAULT_DRAWS,
     temperature: str = DEFAULT_TEMPERATURES,

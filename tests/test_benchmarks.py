@@ -13,6 +13,7 @@ from typer.main import get_command
 from benchmarks import quantised, soak
 from benchmarks.__main__ import SCRIPTS, script
 from command import Command
+from foretoken.models.named import NO_MODELS
 from foretoken.serve.listen import bound
 
 
@@ -29,6 +30,12 @@ def test_each_has_a_help(cli, name):
     assert code == 0
     assert f"python -m benchmarks {name}" in out
     assert [option.name for option in get_command(script(name)).params if not vars(option)["help"]] == []
+
+
+@pytest.mark.parametrize("name", ["rules", "reproduce", "randomised"])
+def test_the_help_names_no_drafter_that_is_refused(name: str) -> None:
+    (drafter,) = (option for option in get_command(script(name)).params if option.name == "drafter")
+    assert not {word for word in (*NO_MODELS, "vocab", "head") if re.search(rf"\b{word}\b", vars(drafter)["help"])}
 
 
 BAD = [
