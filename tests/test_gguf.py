@@ -2,21 +2,25 @@
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 import gguf_zoo
 from foretoken.core.errors import ForetokenError
-from foretoken.gguf import tensors
+from foretoken.gguf import stored, tensors
 from foretoken.gguf.config import gguf_config
 from foretoken.gguf.folder import write_folder
 from foretoken.gguf.reader import open_gguf
-from foretoken.gguf.stored import in_bfloat16, write_stored
+from foretoken.gguf.stored import Stored, in_bfloat16, packed, write_stored
+from foretoken.gguf.tensors import Weight
+from foretoken.kernel.quantised import pack
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 
@@ -61,19 +65,39 @@ def test_quantised_weights_stay_what_they_were(tmp_path: Path, architecture: str
             assert torch.equal(value, original), name
 
 
-def test_memory_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """No tensor is dequantised whole."""
-    monkeypatch.setattr(tensors, "CHUNK", 1 << 12)
+def in_bfloat16_each(weights: list[Weight]) -> list[Stored]:
+    return [in_bfloat16(weight) for weight in weights]
+
+
+@pytest.mark.parametrize("form", [in_bfloat16_each, packed])
+def test_memory_stays_small(tmp_path: Path, form: Callable[[list[Weight]], list[Stored]], monkeypatch):
+    """No tensor is dequantised or laid out whole."""
+    for module in tensors, stored:
+        monkeypatch.setattr(module, "CHUNK", 1 << 12)
     made = gguf_zoo.model("llama", 305)
     large = torch.zeros(20_000, 64)
     made.get_input_embeddings().weight.data = large
     gguf_zoo.save(made, "llama", tmp_path / "model.gguf", kind=Q8)
     weights = tensors.gguf_weights(open_gguf(tmp_path / "model.gguf"))
+    write_stored(form(weights), tmp_path / "first.safetensors")  # loads what is compiled
     tracemalloc.start()
-    write_stored([in_bfloat16(weight) for weight in weights], tmp_path / "model.safetensors")
+    write_stored(form(weights), tmp_path / "model.safetensors")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < large.numel()  # a fourth of the matrix in float32
+
+
+def test_a_matrix_that_is_laid_out_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With 200 rows in parts of two panels, the last one of one panel that is not full."""
+    made = gguf_zoo.model("llama", 200, tied=False)
+    gguf_zoo.save(made, "llama", tmp_path / "model.gguf", kind=Q8)
+    weights = {weight.name: weight for weight in tensors.gguf_weights(open_gguf(tmp_path / "model.gguf"))}
+    head = weights[tensors.HEAD]
+    monkeypatch.setattr(stored, "CHUNK", 130 * head.shape[1])
+    (made_parts,) = [tensor for tensor in packed([*weights.values()]) if tensor.name == tensors.HEAD]
+    parts = [*made_parts.make()]
+    assert len(parts) == 2
+    assert np.array_equal(np.concatenate(parts), pack("q8_0", head.raw()))
 
 
 @pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe"])

@@ -14,6 +14,7 @@ import pytest
 from numba import config, njit, typeof
 from numba.core.caching import CompileResultCacheImpl, IndexDataCacheFile, NullCache
 from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
 
 from foretoken.kernel import compile, layer, product
 from foretoken.kernel.compile import CompiledCodeWarning, Linked, Loop, cached
@@ -314,6 +315,19 @@ def test_a_linked_loop_that_changes_is_compiled_anew_and_so_are_its_callers(
     assert run_on_numbers(loop := quadruple()) == [6, 10, 14]
     assert hits(loop) == 0
     assert sorted(here) == ["double", "twice"]
+
+
+def test_a_loop_that_loops_call_has_no_machine_code_of_its_own(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what Python calls has; the other is kept too, so that a new caller can be compiled with it."""
+    engine = cpu_target.target_context.codegen()._engine
+    add, compiled = engine.add_module, list[str]()
+    monkeypatch.setattr(engine, "add_module", lambda module: [compiled.append(module.name), add(module)][1])
+    assert load(8) == (52, 0)
+    assert [name for name in ("_loop", "callee", "other") if any(name in module for module in compiled)] == ["_loop"]
+    for path in made.parent.rglob("loop.*.nb?"):
+        path.unlink()
+    assert load(8) == (52, 0)
+    assert importlib.import_module("foretoken_made.callee").callee._inner_code.stats.cache_hits.total() == 1
 
 
 def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:

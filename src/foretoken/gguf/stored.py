@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foretoken.gguf.tensors import EMBEDDING, HEAD, Weight
+from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, Weight
 from foretoken.kernel.quantised import KINDS, pack, packed_bytes
+from foretoken.kernel.sizes import COLUMNS
 
 LINE = 64  # bytes of a cache line; the first tensor of a file starts at a multiple of it
 # The types of tensors that are written: name in safetensors files -> torch dtype.
@@ -86,7 +87,10 @@ def _raw(weight: Weight) -> Iterator[NDArray[np.uint8]]:
 
 
 def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
-    yield pack(weight.kind, weight.raw())
+    raw = weight.raw()
+    rows = max(1, CHUNK // weight.shape[1] // COLUMNS) * COLUMNS  # of whole panels
+    for first in range(0, len(raw), rows):
+        yield pack(weight.kind, raw[first : first + rows])
 
 
 def write_stored(

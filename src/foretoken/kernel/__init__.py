@@ -53,6 +53,7 @@ norms before the residual sums, as Gemma 3 has them:
     rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
     quantised.py  GGUF's blocks as panels              dots.py       products with these, in whole numbers
     processor.py  what the processor can do            matrix_unit.py  a tile of up to 32 rows by AMX
+    copied.py     loops that others hold a copy of
 
 To add an architecture whose layers compute what Llama's do, name its matrices and norms in models/decoder_layer.py, if
 its modules have other names. If its layers differ, they need a step of their own in layer.py, too.

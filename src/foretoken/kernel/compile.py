@@ -19,6 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from foretoken.kernel import copied
+
 CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of global variables whose values numba compiles in
 
 
@@ -56,9 +58,11 @@ class Loop:
         # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
         # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
         # vector registers.
+        # A loop that runs in threads cannot be copied as others are: its threads' part is code of its own.
+        alone = {} if for_python or self._parallel else {"pipeline_class": copied.compiler()}
         make = cast(Any, numba.njit)(
             nogil=True, fastmath=self._fastmath, parallel=self._parallel, error_model="numpy",
-            no_cpython_wrapper=not for_python, no_cfunc_wrapper=True,
+            no_cpython_wrapper=not for_python, no_cfunc_wrapper=True, **alone,
         )  # fmt: skip
         loop = make(inspect.unwrap(self))
         # A loop that runs in threads is kept with what calls it alone: a caller that is compiled against one from disk
@@ -309,6 +313,8 @@ def _cache_class() -> Any:
         def __init__(self, function: FunctionType, for_python: bool) -> None:
             super().__init__(function)
             self._for_python = for_python
+            if not for_python:
+                self._impl = copied.on_disk()(function)
             self._cache_file = Files(self._cache_path, self._impl.filename_base, None)
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -364,9 +370,9 @@ def _stamp(function: FunctionType) -> str:
     """Return a hash of all that `function` is compiled from.
 
     That is its file, the files of the functions of this package that it calls, directly or through others, the
-    constants that any of them names, and this file.
+    constants that any of them names, and the files that say how functions are compiled.
     """
-    parts = {__name__: _content(Path(__file__))}
+    parts = {__name__: _content(Path(__file__)), copied.__name__: _content(Path(copied.__file__))}
     _collect(function, parts)
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 

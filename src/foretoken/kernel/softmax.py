@@ -12,56 +12,103 @@ BINS = 64  # bins of scores for each difference of 1
 
 
 @compiled
+def before(scores, sign, a, b):
+    """Whether index a has a lower score than index b or, of equal ones, is lower; scores, sign: as in `sink`."""
+    difference = sign * (scores[a] - scores[b])
+    return difference < 0 or (difference == 0 and sign * (a - b) < 0)
+
+
+@compiled
+def sink(heap, size, scores, sign, at):
+    """Move an entry of a heap down to where it belongs. (`np.sort` would take two seconds to compile.)
+
+    heap: indices into scores; entry i is `before` entries 2 i + 1 and 2 i + 2 [size or more].
+    size: number of entries.
+    scores: float32 [v].
+    sign: 1 for a heap that begins with the lowest score, -1 with the highest.
+    at: number of the entry, in front of which all are in order.
+    """
+    moved, below = heap[at], 2 * at + 1
+    while below < size:
+        if below + 1 < size and before(scores, sign, heap[below + 1], heap[below]):
+            below += 1
+        if not before(scores, sign, heap[below], moved):
+            break
+        heap[at] = heap[below]
+        at, below = below, 2 * below + 1
+    heap[at] = moved
+
+
+@compiled
+def heaped(size, scores, sign):
+    """Return a heap of the indices below `size`, int64 [size]; scores, sign: as in `sink`."""
+    heap = np.empty(size, np.int64)
+    for i in range(size):
+        heap[i] = i
+    for at in range(size // 2 - 1, -1, -1):
+        sink(heap, size, scores, sign, at)
+    return heap
+
+
+@compiled
 def kth(row, k):
     """Return the k-th largest number of a row [v], where equal numbers count each and 0 < k < v."""
-    heap = np.sort(row[:k])  # sorted, it is a heap: number i is at most numbers 2 i + 1 and 2 i + 2
-    least = heap[0]
+    heap = heaped(k, row, 1)  # of the k largest so far
+    least = row[heap[0]]
     for j in range(k, len(row)):
         if row[j] > least:
-            at, below = 0, 1
-            while below < k:
-                if below + 1 < k and heap[below + 1] < heap[below]:
-                    below += 1
-                if heap[below] >= row[j]:
-                    break
-                heap[at] = heap[below]
-                at, below = below, 2 * below + 1
-            heap[at] = row[j]
-            least = heap[0]
+            heap[0] = j
+            sink(heap, k, row, 1, 0)
+            least = row[heap[0]]
     return least
 
 
 @compiled
-def nucleus(scores, p, mass):
-    """Return which tokens top-p keeps: those above which there is less probability than `mass`.
+def nucleus(scores, p, places, mass):
+    """Keep the tokens of top-p: those above which there is less probability than `mass`.
 
     Tokens are ordered by score; of equal scores the later one is above. They are counted in bins of scores, and only
-    the bin in which the mass is reached is sorted.
+    the bin in which the mass is reached is put in order.
 
-    scores: float32 [c].
-    p: the tokens' probabilities up to a factor, a softmax of a multiple of the scores, float32 [c].
+    scores: float32 [v].
+    p: the tokens' probabilities up to a factor, a softmax of a multiple of the scores, float32 [v].
+    places: the tokens to choose among, in ascending order; those that are kept are moved to the front [c].
     mass: the sum that the kept tokens reach, in units of p.
 
-    Returns bool [c].
+    Returns the number of tokens that are kept.
     """
-    largest, smallest = np.max(scores), np.min(scores)
-    bins = np.empty(len(p), np.int32)
+    largest = smallest = scores[places[0]]
+    for place in places:
+        if scores[place] > largest:
+            largest = scores[place]
+        if scores[place] < smallest:
+            smallest = scores[place]
+    bins = np.empty(len(places), np.int32)
     masses = np.zeros(int((largest - smallest) * np.float32(BINS)) + 1)
-    for i in range(len(p)):
-        bins[i] = int((largest - scores[i]) * np.float32(BINS))
-        masses[bins[i]] += np.float64(p[i])
+    for i in range(len(places)):
+        bins[i] = int((largest - scores[places[i]]) * np.float32(BINS))
+        masses[bins[i]] += np.float64(p[places[i]])
     above, b = 0.0, 0
     while b < len(masses) and above + masses[b] < mass:
         above += masses[b]
         b += 1
-    kept = bins < b
-    inside = np.nonzero(bins == b)[0]
-    order = np.argsort(scores[inside], kind="mergesort")  # stable: of equal scores the later index comes last
-    for i in range(len(order) - 1, -1, -1):
-        if above >= mass:
-            break
-        kept[inside[order[i]]] = True
-        above += np.float64(p[inside[order[i]]])
+    inside, chosen, count = np.empty(len(places), np.int64), np.empty(len(places), np.float32), 0
+    for i in range(len(places)):
+        if bins[i] == b:
+            inside[count], chosen[count] = i, scores[places[i]]
+            count += 1
+    heap = heaped(count, chosen, -1)
+    while count > 0 and above < mass:
+        bins[inside[heap[0]]] = -1
+        above += np.float64(p[places[inside[heap[0]]]])
+        count -= 1
+        heap[0] = heap[count]
+        sink(heap, count, chosen, -1, 0)
+    kept = 0
+    for i in range(len(places)):
+        if bins[i] < b:
+            places[kept] = places[i]
+            kept += 1
     return kept
 
 
@@ -90,24 +137,21 @@ def truncate(scores_row, p_row, v, top_k, largest, top_p, min_p):
         if p[j] > cut and scores[j] >= least:
             places[count] = j
             count += 1
-    places = places[:count]
-    weights = p[places]
     if top_p < 1:
         mass = 1.0
         if 0 < top_k < v:
             mass = 0.0
-            for weight in weights:
-                mass += np.float64(weight)
-        kept = nucleus(scores[places], weights, top_p * mass)
-        places, weights = places[kept], weights[kept]
-    if min_p > 0:
-        kept = weights >= np.float32(min_p) * np.float32(largest)
-        places, weights = places[kept], weights[kept]
-    left = 0.0
-    for weight in weights:
-        left += np.float64(weight)
-    p[:] = 0
-    for i in range(len(places)):
+            for place in places[:count]:
+                mass += np.float64(p[place])
+        count = nucleus(scores, p, places[:count], top_p * mass)
+    weights, left, least_p = np.empty(count, np.float32), 0.0, np.float32(min_p) * np.float32(largest)
+    for i in range(count):
+        weight = p[places[i]]
+        weights[i] = weight if weight >= least_p else 0
+        left += np.float64(weights[i])
+    for j in range(v):
+        p[j] = 0
+    for i in range(count):
         p[places[i]] = weights[i] / left
 
 

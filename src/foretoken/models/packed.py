@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
+from foretoken.kernel.compile import compile_ahead
 from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import llama_kernel
@@ -191,7 +192,11 @@ def _kept(source: Path) -> Path | None:
     architecture.
     """
 
-    return kept(source, [source], "gguf", lambda folder: write_packed(source, folder, WEIGHTS))
+    def make(folder: Path) -> None:
+        compile_ahead()  # while one core lays out the weights, which takes as long
+        write_packed(source, folder, WEIGHTS)
+
+    return kept(source, [source], "gguf", make)
 
 
 def _in_memory(found: Contents) -> Weights:
