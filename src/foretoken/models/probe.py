@@ -64,10 +64,13 @@ def probe_tokens(model: nn.Module) -> list[int]:
 
 @contextmanager
 def first_forward(model: nn.Module) -> Iterator[None]:
-    """Turn an error of the first forwards of `model` into a ForetokenError that names its class and says what to do."""
+    """Turn an error of the first forwards of `model` into a ForetokenError that names its class and says what to do.
+
+    A shortage of memory stays what it is.
+    """
     try:
         yield
-    except ForetokenError:
+    except (ForetokenError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # models fail in as many ways as there are architectures
         said = next(iter(str(error).splitlines()), "").rstrip(".")
