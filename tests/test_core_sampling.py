@@ -257,6 +257,18 @@ def _near_the_cut(scores: Tensor, setting: Truncation) -> Tensor:
     return (mass & (top_p < 1)) | (floor & (min_p > 0))
 
 
+@pytest.mark.parametrize("spread", [1e3, 1e6, 1e12, 1e29])
+def test_a_wide_spread_of_scores_takes_no_more_memory(spread):
+    """At temperatures as high as the spread; at 1e12 there would be 64 terabytes of bins of one width."""
+    scores = spread * (torch.rand(20, 3001, generator=torch.Generator().manual_seed(0)) - 0.5)
+    for setting in TOP_P:
+        exact = scores.double() / spread
+        sure = ~_near_the_cut(exact, setting)
+        wanted = truncated(exact, setting).softmax(-1)
+        assert int(sure.sum()) > 2
+        torch.testing.assert_close(softmax(scores, spread, setting).double()[sure], wanted[sure], rtol=2e-5, atol=0)
+
+
 def test_of_equal_scores_at_the_cut_the_last_stay():
     scores = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, -5.0]])
     p = torch.softmax(scores, -1)[0]

@@ -8,7 +8,8 @@ from foretoken.kernel.addresses import alive, floats
 from foretoken.kernel.compile import compiled, linked
 from foretoken.kernel.simd import LANES, softmax_row
 
-BINS = 64  # bins of scores for each difference of 1
+BINS = 64  # bins of scores for each difference of 1, and at most MOST_BINS in all
+MOST_BINS = 1 << 16
 
 
 @compiled
@@ -83,10 +84,12 @@ def nucleus(scores, p, places, mass):
             largest = scores[place]
         if scores[place] < smallest:
             smallest = scores[place]
+    spread = np.float64(largest) - np.float64(smallest)
+    fine = BINS if spread * BINS < MOST_BINS else MOST_BINS / spread
     bins = np.empty(len(places), np.int32)
-    masses = np.zeros(int((largest - smallest) * np.float32(BINS)) + 1)
+    masses = np.zeros(int(spread * fine) + 1)
     for i in range(len(places)):
-        bins[i] = int((largest - scores[places[i]]) * np.float32(BINS))
+        bins[i] = int((np.float64(largest) - np.float64(scores[places[i]])) * fine)
         masses[bins[i]] += np.float64(p[places[i]])
     above, b = 0.0, 0
     while b < len(masses) and above + masses[b] < mass:
