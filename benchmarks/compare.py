@@ -103,7 +103,7 @@ def command(
 
     way: "NAME: OPTION=VALUE ..", options of foretoken.load such as drafter, tree; may be repeated.
     target: Model folder, GGUF file or name.
-    workload: JSONL of prompts, each with its "kind". Default: the chat prompts.
+    workload: JSONL of prompts; where lines name a "kind", figures are by kind too. Default: the chat prompts.
     prompts: Prompts of each kind.
     temperature: May be repeated. Default: 0 and 0.7.
     seed: Seed of the first round; round i uses seed + i.

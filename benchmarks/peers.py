@@ -217,7 +217,7 @@ def command(
 ) -> None:
     """Greedy answers to chat questions: ours, plain and drafted, beside transformers and other programs, in turn.
 
-    target: Model folder, or the name of a fetched one.
+    target: Model folder, GGUF file, or the name of a fetched one.
     prompts: Prompts of the workload that are answered.
     max_new_tokens: Tokens of each answer; end-of-text does not stop one.
     openvino: GGUF file or folder of the model for OpenVINO GenAI.

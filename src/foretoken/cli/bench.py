@@ -30,8 +30,9 @@ DEFAULT_OUT = "foretoken-bench.jsonl"
 class Compared(options.Models):
     """What is compared.
 
-    drafter: Model folder or hub id with the same vocabulary, "self" (the target's own weights in 4 bits), "ngram"
-    (prompt lookup), "auto" (self where the compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
+    drafter: Model folder, GGUF file or hub id with the same vocabulary (for another one: python -m benchmarks vocab),
+    folder of a draft head, "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the
+    compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
     Default: the demo drafter for the demo target, else auto.
     tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
     temperature: Temperature; may be repeated. Default: 0 and 1.

@@ -60,7 +60,7 @@ def generate(
     accepted path, p and q of its tokens.
     out: JSONL file that the texts of --ray are appended to, which also needs --batch-file and --seed. Those that it has
     already are not written again, so that a run that was killed goes on where it was.
-    json_: Print JSON instead of text.
+    json_: Print JSON instead of text: one object per text, with its statistics and settings. See docs/quickstart.md.
     """
     if batch_file is not None and compare:
         raise ForetokenError("--compare measures one prompt: leave it out, or --batch-file.")

@@ -33,7 +33,7 @@ def serve(
 
     The first SIGTERM or Ctrl-C lets running requests end, a second one ends at once.
 
-    model: The same as --target.
+    model: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists: the same as --target.
     max_replicas: With --ray: most engines; their number follows the requests. Default: as many as --ray says, always.
     """
     if model is not None and engine.target is not None:
