@@ -13,7 +13,7 @@ from snippets import PAGES, ROOT, blocks
 
 WHOLE = ("README.md", "docs/quickstart.md", "docs/trees-and-rules.md")
 SERVING, CONTRIBUTING = "docs/serving.md", "CONTRIBUTING.md"
-OF_A_CLIENT = 3  # the first blocks of the server's page; one of an ASGI app and one that needs Ray follow
+OF_A_CLIENT = 4  # the first blocks of the server's page; one of an ASGI app and one that needs Ray follow
 PLACE = "http://127.0.0.1:8000"
 
 
@@ -63,7 +63,7 @@ def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     from a source of its own, since libraries draw from the one of the process too: with this one the call is whole."""
     monkeypatch.setattr(requests, "random", random.Random(0))
     code = "\n".join(blocks(ROOT / SERVING, "python")[:OF_A_CLIENT])
-    assert code.count(PLACE) == 1
+    assert code.count(PLACE) == 2
     engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))
     assert 'model="qwen"' in code
     with served(engine) as server:
