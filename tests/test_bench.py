@@ -121,6 +121,15 @@ def test_without_a_drafter_plain_decoding_is_compared_and_a_plot_is_drawn(bench:
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_drafter_may_have_another_vocabulary(bench: Command, tmp_path: Path) -> None:
+    drafter = Path(__file__).resolve().parents[1] / "models/drafter-1k"
+    code, *_ = bench(*QUICK, "--drafter", drafter, "--vocab", "auto", "--tree", "chain:2", "--temperature", 0)
+    assert code == 0
+    rows = [json.loads(line) for line in (tmp_path / "foretoken-bench.jsonl").read_text().splitlines()]
+    assert {(row["system"], row["method"]) for row in rows} == {OURS[0], ("foretoken", "chain:2"), THEIRS[0]}
+    assert sum(row["num_drafted"] for row in rows) > 0
+
+
 def test_an_interrupt_keeps_what_was_measured(bench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run, calls = Foretoken.run, []
 

@@ -237,6 +237,16 @@ def test_answers_know_what_was_said_before(run, engine, tmp_path):
     assert "written to" in err
 
 
+def test_the_model_may_be_named_by_a_word(models, monkeypatch, capsys):
+    said = []
+    for named in (models / "target",), ("--target", models / "target"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+        options = ("--drafter", "none", "--max-new-tokens", 8, "--temperature", 0)
+        said.append(command.run(monkeypatch, capsys, "chat", *named, *options)[:2])
+    assert said[0] == said[1]
+    assert said[0][0] == 0
+
+
 def test_the_commands_of_a_conversation(run, tmp_path):
     file, bad = tmp_path / "said.json", tmp_path / "bad.json"
     bad.write_text('[{"role": "user"}]')

@@ -89,6 +89,7 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
     [
         ({"output_scores": True, "return_dict_in_generate": True}, "leave output_scores off"),
         ({"num_return_sequences": 2}, "one sequence a prompt"),
+        ({"prompt_lookup_num_tokens": 5}, "give draft_model='ngram'"),
     ],
 )
 def test_what_it_cannot_give_is_refused(models, option, says):

@@ -145,6 +145,8 @@ BAD = [
     (["generate", "x", "--profile", ""], "Cannot read profile ''"),
     (["serve", NONE, "--port", "0"], NONE),
     (["serve", "x", "--target", "y"], "Both x and --target y"),
+    (["chat", "x", "--target", "y"], "Both x and --target y"),
+    (["bench", "--vocab", "x"], "Unknown vocab x"),
     (["serve", "--port", "70000"], "port is 70000"),
     (["serve", "--max-queue", "-1"], "max_queue is -1"),
     (["serve", "--max-batch", "0"], "max_batch is 0"),

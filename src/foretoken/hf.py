@@ -50,10 +50,10 @@ def custom_generate(
     tree, method, verifier, law: as in `foretoken.load`.
     model_kwargs: only `attention_mask` is used [b, t].
 
-    Raises ForetokenError for beams, several sequences per prompt, penalty_alpha, dola_layers, inputs_embeds, scores and
-    other extra outputs, and processors that keep state. transformers does not pass a `streamer` on: use
-    `foretoken.load(...).stream`. Neither does it pass the `tokenizer` on, and for `stop_strings` it raises "could not
-    locate a tokenizer" before this function is called: pass
+    Raises ForetokenError for beams, several sequences per prompt, prompt_lookup_num_tokens, penalty_alpha, dola_layers,
+    inputs_embeds, scores and other extra outputs, and processors that keep state. transformers does not pass a
+    `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the `tokenizer` on, and for `stop_strings` it
+    raises "could not locate a tokenizer" before this function is called: pass
     stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
@@ -102,6 +102,8 @@ def custom_generate(
 def _refuse(config: Any, processors: Any) -> None:
     if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
         raise ForetokenError("foretoken decodes one sequence a prompt: use num_beams=1 and num_return_sequences=1.")
+    if config.prompt_lookup_num_tokens:
+        raise ForetokenError("prompt_lookup_num_tokens is not used here: leave it out, and give draft_model='ngram'.")
     for name in ("penalty_alpha", "dola_layers"):
         if getattr(config, name, None):
             raise ForetokenError(f"foretoken does not decode by {name}: leave it out.")

@@ -27,12 +27,12 @@ DEFAULT_OUT = "foretoken-bench.jsonl"
 
 
 @dataclass(frozen=True)
-class Compared(options.Models):
+class Compared(options.EngineModels):
     """What is compared.
 
-    drafter: Model folder, GGUF file or hub id with the same vocabulary (for another one: python -m benchmarks vocab),
-    folder of a draft head, "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the
-    compiled kernel runs weights of 16 or 32 bits, else ngram), or "none".
+    drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
+    head, "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the compiled kernel
+    runs weights of 16 or 32 bits, else ngram), or "none".
     Default: the demo drafter for the demo target, else auto.
     tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
     temperature: Temperature; may be repeated. Default: 0 and 1.
@@ -40,7 +40,6 @@ class Compared(options.Models):
     batch: Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1.
     """
 
-    compile: options.Compile = "auto"
     tree: list[str] | None = None
     verifier: options.Verifier = None
     profile: options.Profile = None
@@ -61,7 +60,7 @@ class Compared(options.Models):
             check_counts(batch=size)
         check_alone(self.drafter)
         check_forgets(self.drafter)
-        named = {"verifier": self.verifier, "dtype": self.dtype, "compile": self.compile}
+        named = {"verifier": self.verifier, "vocab": self.vocab, "dtype": self.dtype, "compile": self.compile}
         options.check_models(self.target, self.drafter, self.profile, self.device, **named)
         for name in self.tree or ():
             read_tree(name)
@@ -81,7 +80,7 @@ class Compared(options.Models):
             options.spare_threads_as(tuned)
         target, drafter = options.resolve_models(self.target, self.drafter)
         pair = load_pair(
-            target, drafter, verifier=self.verifier, vocab=None if tuned is None else tuned.vocab, device=self.device,
+            target, drafter, verifier=self.verifier, vocab=self.vocab or (tuned and tuned.vocab), device=self.device,
             dtype=self.dtype, compile=self.compile,
         )  # fmt: skip
         usual = DEFAULT_TREES[:1] if KINDS[pair.engine.kind].own_draws else DEFAULT_TREES

@@ -39,12 +39,15 @@ class AnswerOptions(TextOptions):
 
 
 @command
-def chat(*, engine: EngineOptions, text: AnswerOptions) -> None:
+def chat(model: str | None = None, /, *, engine: EngineOptions, text: AnswerOptions) -> None:
     """Talk with an instruction-tuned model; answers stream to stdout as their tokens are accepted.
 
     Lines come from the terminal, or from a pipe, one message each. /help lists what can be done besides.
     Answer i of a conversation uses seed + i.
+
+    model: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists: the same as --target.
     """
+    engine = engine.of(model)
     messages = system_message(text.system)
     text.check()
     engine.check_chat([[*messages, HELLO]])

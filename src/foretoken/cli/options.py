@@ -108,6 +108,15 @@ class EngineOptions(RecipeOptions):
     quantise_drafter: str | None = None
     suffix_store: str | None = None
 
+    def of(self, model: str | None) -> "EngineOptions":
+        """Return these options for a model that is named by a word, as `--target` may name it; None: there is none.
+
+        Raises ForetokenError where both are given.
+        """
+        if model is not None and self.target is not None:
+            raise ForetokenError(f"Both {model} and --target {self.target} are given: name one of them.")
+        return self if model is None else replace(self, target=model)
+
     def load(self, seed: int | None, max_batch: int) -> "Engine":
         """Return the engine that the options name.
 

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -36,11 +35,9 @@ def serve(
     model: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists: the same as --target.
     max_replicas: With --ray: most engines; their number follows the requests. Default: as many as --ray says, always.
     """
-    if model is not None and engine.target is not None:
-        raise ForetokenError(f"Both {model} and --target {engine.target} are given: name one of them.")
+    options = engine.of(model)
     if any(find_spec(name) is None for name in EXTRA):
         raise ForetokenError("The server needs further packages: pip install -e '.[serve]'.")
-    options = engine if model is None else replace(engine, target=model)
     if cluster.ray is not None:
         resources = cluster.resources(options.device)
         from foretoken.cluster.app import replicas, serve_replicas
