@@ -11,7 +11,7 @@ import pytest
 
 import foretoken
 from foretoken import ForetokenError
-from foretoken.cluster.batch import Actor, fingerprint, finished, generate_on_ray, runs
+from foretoken.cluster.batch import Actor, fingerprint, finished, generate_on_ray, hold, runs
 from foretoken.engine import Result
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.9}
@@ -47,6 +47,16 @@ def test_a_rows_text_is_its_own_whatever_the_rows_beside_it(demo):
     assert {row["settings"] for row in got} == {SETTINGS}
 
 
+def test_two_runs_do_not_write_one_file(tmp_path):
+    out = tmp_path / "out.jsonl"
+    with out.open("a") as first, out.open("a") as second:
+        hold(first, out)
+        with pytest.raises(ForetokenError, match=r"Another run writes to .*out.jsonl"):
+            hold(second, out)
+    with out.open("a") as later:
+        hold(later, out)
+
+
 def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
     out = tmp_path / "out.jsonl"
     assert finished(out, PROMPTS, 5, SETTINGS) == set()
@@ -61,7 +71,14 @@ def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
     with pytest.raises(ForetokenError, match=r"The last line of .* is not of this run"):
         finished(out, PROMPTS, 5, SETTINGS)
     assert out.read_text() == "somebody's notes"
-    for bad in (line.replace('"seed": 8', '"seed": 9'), line.replace("line 3", "line 4"), "7", "{}", f"{line}\n{line}"):
+    for bad in (
+        line.replace('"seed": 8', '"seed": 9'),
+        line.replace("line 3", "line 4"),
+        "7",
+        "{}",
+        f"{line}\n{line}",
+        "",
+    ):
         out.write_text(bad + "\n")
         with pytest.raises(ForetokenError, match=r"Line [12] of .* is not of this run"):
             finished(out, PROMPTS, 5, SETTINGS)

@@ -348,6 +348,16 @@ def test_a_file_that_is_cut_short_is_written_again(folder: Path, kind: str, left
     assert run() == 1
 
 
+def test_damaged_code_is_compiled_anew(folder: Path) -> None:
+    run()
+    (file,) = folder.rglob("*.nbc")
+    whole = file.read_bytes()
+    for place in (len(whole) // 4, len(whole) // 2, len(whole) * 3 // 4):
+        file.write_bytes(whole[:place] + bytes([255 - whole[place]]) + whole[place + 1 :])
+        assert run() == 0
+        assert run() == 1
+
+
 def test_code_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None:
     """Of two processes that compile for two types at the same time, the one's index and the other's code are left."""
     assert cached(njit(_twice))(4) == 8

@@ -262,6 +262,15 @@ def test_the_package_itself_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_a_python_without_docstrings_is_refused() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-OO", "-m", "foretoken", "--help"], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "leave it out" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
 @pytest.mark.long
 def test_the_package_needs_no_jaxtyping_to_run() -> None:
     code = "import sys; sys.modules['jaxtyping'] = None; import foretoken; foretoken.load, foretoken.custom_generate"

@@ -144,6 +144,16 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
         other.resume()
 
 
+def test_a_checkpoint_that_is_damaged_within_is_refused(lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, "eagle3", tmp_path)
+    made.save()
+    path = tmp_path / "checkpoint.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] + bytes(4096) + whole[len(whole) // 2 + 4096 :])
+    with pytest.raises(ForetokenError, match="cannot be read"):
+        made.resume()
+
+
 def test_a_checkpoint_that_lacks_something_is_refused(lm: CausalLM, tmp_path: Path) -> None:
     made = trainer(lm, "eagle3", tmp_path)
     made.save()

@@ -5,6 +5,11 @@ import sys
 
 def main() -> None:
     """Run the command line of this process; an interrupt ends it with exit code 130, while it is imported as well."""
+    if sys.flags.optimize > 1:
+        print(
+            "foretoken: Python's -OO drops the texts of --help: leave it out, or unset PYTHONOPTIMIZE.", file=sys.stderr
+        )
+        sys.exit(2)
     try:
         from foretoken.cli.main import main as run  # takes a part of a second
 

@@ -7,12 +7,13 @@ output file: rows that are in it are not done again. Each row has a fingerprint 
 that a run with other settings is refused.
 """
 
+import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from foretoken.cluster import need
 from foretoken.core.errors import ForetokenError
@@ -108,24 +109,38 @@ def generate_on_ray(
     another run.
     """
     data, settings = need("ray.data"), fingerprint(named, options)
-    done = finished(out, prompts, seed, settings)
-    todo = [{"index": i, "prompt": prompt} for i, prompt in enumerate(prompts) if i not in done]
-    if not todo:
-        return 0
-    parts = max(actors, -(-len(todo) // (ROWS * max_batch)))
-    dataset = data.from_items([{"row": json.dumps(row)} for row in todo], override_num_blocks=parts).map_batches(
-        Actor,
-        fn_constructor_args=(load, seed, options, settings),
-        compute=data.ActorPoolStrategy(size=actors),  # Ray starts an actor that died again, and gives it its rows again
-        batch_size=None,  # one of the `parts`; with a number, Ray would join small parts for one actor
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-    )
     with out.open("a", encoding="utf-8") as file:
+        hold(file, out)
+        done = finished(out, prompts, seed, settings)
+        todo = [{"index": i, "prompt": prompt} for i, prompt in enumerate(prompts) if i not in done]
+        if not todo:
+            return 0
+        parts = max(actors, -(-len(todo) // (ROWS * max_batch)))
+        dataset = data.from_items([{"row": json.dumps(row)} for row in todo], override_num_blocks=parts).map_batches(
+            Actor,
+            fn_constructor_args=(load, seed, options, settings),
+            compute=data.ActorPoolStrategy(
+                size=actors
+            ),  # Ray starts an actor that died again, and gives it its rows again
+            batch_size=None,  # one of the `parts`; with a number, Ray would join small parts for one actor
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+        )
         for each in dataset.iter_rows():
             file.write(each["row"] + "\n")
             file.flush()
     return len(todo)
+
+
+def hold(file: IO[str], out: Path) -> None:
+    """Keep an output file for this run alone until it is closed. Raises ForetokenError where another run writes to it.
+
+    file, out: the file, open for writing, and its path.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ForetokenError(f"Another run writes to {out}: wait for its end, or name another --out.") from error
 
 
 def finished(out: Path, prompts: "Sequence[Prompt]", seed: int, settings: str) -> set[int]:
@@ -139,9 +154,9 @@ def finished(out: Path, prompts: "Sequence[Prompt]", seed: int, settings: str) -
     """
     if not out.exists():
         return set()
-    whole, _, rest = out.read_bytes().rpartition(b"\n")
+    whole, newline, rest = out.read_bytes().rpartition(b"\n")
     found: set[int] = set()
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(whole.split(b"\n") if newline else (), start=1):
         try:
             row = json.loads(line)
             index = row["index"]
@@ -160,5 +175,5 @@ def finished(out: Path, prompts: "Sequence[Prompt]", seed: int, settings: str) -
         raise ForetokenError(f"The last line of {out} is not of this run: name another --out, or remove it.")
     if rest:
         with out.open("r+b") as file:
-            file.truncate(len(whole) + 1 if whole else 0)
+            file.truncate(len(whole) + len(newline))
     return found

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -300,14 +301,20 @@ def _cache_class() -> Any:
     from numba.core.caching import FunctionCache, IndexDataCacheFile
 
     class Files(IndexDataCacheFile):
-        """Files that hold their stamp and key, since processes that compile at once may write code under one name."""
+        """Files that hold their stamp and key, since processes that compile at once may write code under one name.
+
+        They also hold a hash of the code: damaged machine code would end the process.
+        """
 
         def save(self, key: Any, data: Any) -> None:
-            super().save(key, (self._source_stamp, key, data))
+            code = self._dump(data)
+            super().save(key, (self._source_stamp, key, hashlib.sha256(code).digest(), code))
 
         def load(self, key: Any) -> Any:
             found = super().load(key)
-            return None if found is None or found[:2] != (self._source_stamp, key) else found[2]
+            if found is None or found[:3] != (self._source_stamp, key, hashlib.sha256(found[3]).digest()):
+                return None
+            return pickle.loads(found[3])
 
     class Cache(FunctionCache):
         def __init__(self, function: FunctionType, for_python: bool) -> None:

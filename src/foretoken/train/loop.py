@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
@@ -240,6 +241,9 @@ class Trainer:
         if not path.exists():
             return False
         try:
+            with ZipFile(path) as parts:  # torch does not look at the checksums
+                if damaged := parts.testzip():
+                    raise BadZipFile(damaged)
             state: dict[str, Any] = torch.load(path, map_location=self.lm.device, weights_only=True)
         except Exception as error:
             raise ForetokenError(
