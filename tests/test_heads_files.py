@@ -114,6 +114,13 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
     assert torch.equal(plain(head, features, ids, [7]), plain(other, features, ids, [7]))
 
 
+def test_the_size_of_blocks_is_read_of_heads_with_blocks_alone(target: TargetParts, tmp_path: Path) -> None:
+    save_file(checkpoint("eagle", target), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"block_size": 2048}))
+    with pytest.warns(UnknownTargetWarning):
+        assert isinstance(load_head(tmp_path, target), PublishedHead)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -122,7 +129,8 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
         ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token's number, not -1"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [6]}}, r"reads the target's layers \[6\]"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
-        *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (0, 1, 257, 100_000)),
+        *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (1, 257, 100_000)),
+        ({"block_size": 0}, "block_size must be a whole number above 0"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
         ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
     ],

@@ -51,7 +51,6 @@ SILU = ("silu", "swish")  # two names of one activation
 ROWS = 8192  # rows of an embedding that are compared at once
 ROUNDED = 2.0**-7  # relative difference up to which values are equal; two roundings of one to 16 bits differ by less
 SAMPLES = 32  # number of values of the target's embedding that config.json keeps, by which the target is recognised
-LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
 CLOSE = 0.02  # by how much these may differ, as a share of the largest; rounding to 16 bits moves a value by < 0.004
 
 
@@ -362,11 +361,8 @@ WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("rms_norm_eps", "rope_theta"), (_or_null(_positive), "a number above 0")),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), (_or_null(_object), "an object")),
     **dict.fromkeys(
-        ("head_dim", "num_attention_heads", "max_position_embeddings"), (_or_null(_whole), "a whole number above 0")
-    ),
-    "block_size": (
-        _or_null(lambda value: _whole(value) and 2 <= value <= LARGEST_BLOCK),
-        f"a whole number from 2 to {LARGEST_BLOCK}",
+        ("head_dim", "num_attention_heads", "max_position_embeddings", "block_size"),
+        (_or_null(_whole), "a whole number above 0"),
     ),
     **dict.fromkeys((LAYERS, "target_layer_ids"), (_or_null(_layers), "a list of layers' numbers")),
     "mask_token_id": (_or_null(lambda value: type(value) is int and value >= 0), "a token's number"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foretoken.heads.head import Backend
 
 LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
+LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
 ROWS = 8192  # rows of an embedding that are looked at at once
 READ = "target_layer_ids"  # config.json's name for the layers whose states it reads: i is for those that leave layer i
 
@@ -115,8 +116,14 @@ class DFlash(PublishedHead):
             raise ForetokenError(f"{path} names no mask_token_id of {parts.name} in its config.json: mend it.")
         layers = _layers_read(config, parts, count)
         checkpoint.check("states that are read", checkpoint.size("fc.weight")[1], len(layers) * parts.hidden)
+        block = config.get("block_size") or BLOCK
+        if not 2 <= block <= LARGEST_BLOCK:
+            raise ForetokenError(
+                f"In the config.json of {path}, block_size must be a whole number from 2 to {LARGEST_BLOCK}, and is "
+                f"{block}: mend it."
+            )
         make = JetFlow if config.get("causal_head") or config.get("is_causal") else DFlash
-        head = make(parts, shape, count, config.get("block_size") or BLOCK, mask_token, layers)
+        head = make(parts, shape, count, block, mask_token, layers)
         head.rotary = checkpoint.rotary(shape.head_dim)
         return head
 

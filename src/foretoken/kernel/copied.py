@@ -3,6 +3,9 @@
 A compiled function is optimised as a whole, with the copies of all that it calls. By itself numba would also optimise
 each of these alone and make machine code of it, since Python could call it: a quarter of the time that compiling takes
 at the first start (the entry of 2026-11-29 on the first start in docs/LOG.md).
+
+Such a loop must not print, nor raise an exception with computed arguments: numba would look for these in what it makes
+of the loop itself.
 """
 
 import functools
