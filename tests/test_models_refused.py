@@ -64,6 +64,14 @@ def test_a_first_forward_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         CausalLM(model)
 
 
+@pytest.mark.parametrize("shortage", [MemoryError("1 bytes"), RuntimeError("alloc_cpu.cpp: can't allocate memory")])
+def test_a_shortage_of_memory_is_no_fault_of_the_model(shortage: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    monkeypatch.setattr(model.lm_head, "forward", raising(shortage))
+    with pytest.raises(type(shortage), match=str(shortage)):
+        CausalLM(model)
+
+
 def test_hidden_state_is_found_by_its_cache() -> None:
     """A model that does not admit to a recurrent state is caught by the cache layers it fills."""
     model = build("Bamba-ForCausalLM", **SIZES, **MAMBA)

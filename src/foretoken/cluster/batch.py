@@ -119,9 +119,8 @@ def generate_on_ray(
         dataset = data.from_items([{"row": json.dumps(row)} for row in todo], override_num_blocks=parts).map_batches(
             Actor,
             fn_constructor_args=(load, seed, options, settings),
-            compute=data.ActorPoolStrategy(
-                size=actors
-            ),  # Ray starts an actor that died again, and gives it its rows again
+            # Ray starts an actor that died again, and gives it its rows again.
+            compute=data.ActorPoolStrategy(size=actors),
             batch_size=None,  # one of the `parts`; with a number, Ray would join small parts for one actor
             num_cpus=num_cpus,
             num_gpus=num_gpus,

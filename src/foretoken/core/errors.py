@@ -48,3 +48,10 @@ class DraftError(Exception):
     def __init__(self, path: tuple[int, ...] = (0,)) -> None:
         super().__init__()
         self.path = path
+
+
+def is_shortage(error: Exception) -> bool:
+    """Whether `error` says that the memory did not suffice; torch says so on a CPU by a RuntimeError."""
+    import torch  # takes a second
+
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, is_shortage
 from foretoken.core.shapes import Float
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def first_forward(model: nn.Module) -> Iterator[None]:
     """
     try:
         yield
-    except (ForetokenError, MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:  # models fail in as many ways as there are architectures
+        if isinstance(error, ForetokenError) or is_shortage(error):
+            raise
         said = next(iter(str(error).splitlines()), "").rstrip(".")
         raise ForetokenError(
             f"{type(model).__name__} fails in its first forward ({type(error).__name__}: {said}): load it with compile "

@@ -6,9 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-
-from foretoken.core.errors import ForetokenError, GrammarError
+from foretoken.core.errors import ForetokenError, GrammarError, is_shortage
 from foretoken.core.interfaces import Drafter, Path
 from foretoken.core.random import Seeded, seeded
 from foretoken.core.sequence import ANY_DEPTH, Sequence, Step
@@ -384,6 +382,6 @@ def failure(error: Exception) -> Failed:
     """Return what is delivered where a job failed with `error`; the HTTP status is 400 for a GrammarError, else 500."""
     if isinstance(error, ForetokenError):
         return Failed(str(error), 400 if isinstance(error, GrammarError) else 500)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if is_shortage(error):
         return Failed("The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens.")
     return Failed(f"The model failed at this request ({type(error).__name__}).")
