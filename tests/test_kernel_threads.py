@@ -123,6 +123,18 @@ def test_what_disturbs_one_size_is_not_tried_for_another_until_it_has_gone() -> 
     assert machine.run(of_target, 2000)[-1] == 2
 
 
+@pytest.mark.parametrize("numbers", [{1: 1.9, 2: 1.0}, {1: 1.0, 2: 1.9}])
+def test_fewer_threads_that_were_slower_are_not_tried_at_first_in_larger_forwards(numbers: dict[int, float]) -> None:
+    """More threads may pay in larger forwards, so they are tried; fewer are not, until a trial costs little."""
+    machine = Machine(numbers)
+    choice = ThreadChoice(machine.clock, {})
+    machine.run(choice, 2 * TRIALS)
+    first = machine.run(choice, 6, rows=256)
+    assert set(first) == ({2} if numbers[1] > numbers[2] else {1, 2})
+    machine.seconds = {1: 1.0, 2: 3.0}
+    assert machine.run(choice, 100, rows=256)[-1] == 1
+
+
 @pytest.mark.parametrize("slower", [1.1, 1.5])
 def test_noise_changes_little(slower: float) -> None:
     """Times vary by a tenth, and one forward in twenty takes twice as long: the best number runs most."""
