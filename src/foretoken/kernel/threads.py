@@ -21,8 +21,8 @@ TRIALS = 3  # forwards in each number of threads before one is chosen: the first
 SOON, SELDOM = 0.25, 0.01
 NEWEST = 0.25  # weight of the newest time in the estimate, where it is not faster
 # A number of threads that took so many times as long as the best is not tried at first for other sizes: 4 times where
-# it is the larger number, which may pay in larger forwards; 1.5 times where it is the smaller one. Without the second, the
-# first prompt of 2,000 tokens took 11.7 instead of 9.4 s (Qwen2.5-Coder-1.5B, two cores): half of it ran in one thread.
+# it is the larger number, which may pay in larger forwards; 1.5 times where it is the smaller one. Without the
+# second, a first prompt of 2,000 tokens took 11.7 instead of 9.4 s (Qwen2.5-Coder-1.5B, two cores).
 HOPELESS, TOO_FEW = 4.0, 1.5
 
 
