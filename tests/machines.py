@@ -63,7 +63,7 @@ def simulate(
         if depth:
             deciding.learn_acceptance([limit], [accepted], [None])
         if position:
-            deciding.learn_cost(limit, accepted + 1.0, seconds, not limit or plain_run <= 1)
+            deciding.learn_cost(limit, accepted + 1.0, seconds, plain_run if limit and plain_run > 1 else 0)
         path.append((position, depth))
         plain_run = 0 if depth else plain_run + 1
         position += accepted + 1

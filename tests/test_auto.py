@@ -23,8 +23,9 @@ from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import opaque_tree
 from foretoken.decode import NoDrafter
+from foretoken.draft.acceptance import Acceptance
 from foretoken.draft.auto import AutoDrafter, AutoSession, _surprise, auto_drafter
-from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.causal_lm import CausalLM

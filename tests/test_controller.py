@@ -6,7 +6,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Acceptance, Controller, Costs, Experience
+from foretoken.draft.acceptance import Acceptance
+from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience
 from machines import DEEPEST, EXTRA, MACHINES, NOISE, controller, depth_of, rates, simulate, speed
 
 
@@ -389,7 +390,7 @@ def test_a_useless_drafter_does_not_read_every_prompt():
                 read += behind
                 deciding.learn_acceptance([depth], [0], [None])
             seconds = 1.0 + (0.6 + 10.0 * behind if depth else 0.0)
-            deciding.learn_cost(depth, 1.0, seconds, not (depth and behind))
+            deciding.learn_cost(depth, 1.0, seconds, 300 if depth and behind else 0)
             behind = behind and not depth
         deciding.leave(0)
     assert 1 <= read <= 5, "2,000 plain steps earn 30, a prompt costs 10"

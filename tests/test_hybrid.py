@@ -20,8 +20,9 @@ from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import PricedSiblings, TokenTree, chain, root_only
+from foretoken.draft.acceptance import Acceptance
 from foretoken.draft.auto import AutoDrafter, AutoSession
-from foretoken.draft.controller import Acceptance, Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
 from foretoken.draft.hybrid import HybridDrafter, HybridSession
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.own import OwnDrafter

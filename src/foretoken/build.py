@@ -14,8 +14,9 @@ from foretoken.core.limits import check_choice, count
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.decode import NoDrafter
+from foretoken.draft.acceptance import WEIGHT, Acceptance
 from foretoken.draft.auto import auto_drafter
-from foretoken.draft.controller import WEIGHT, Acceptance, Experience, expected_extra
+from foretoken.draft.controller import Experience, expected_extra
 from foretoken.draft.heads import HeadDrafter
 from foretoken.draft.hybrid import HybridDrafter
 from foretoken.draft.lm import LMDrafter

@@ -15,8 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.core.interfaces import Drafter, DraftSession, Path, PrefixSession, Saved
-from foretoken.core.sequence import Sequence
+from foretoken.core.interfaces import (
+    Drafter,
+    DraftSession,
+    GuestSession,
+    LearningSession,
+    Path,
+    PrefixSession,
+    Saved,
+)
+from foretoken.core.sequence import ANY_DEPTH, Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
 from foretoken.draft.lookup import LookupSession
@@ -77,6 +85,8 @@ class AutoSession(WrappedSession[DraftSession]):
         self.looking = False
         self._limits: list[int] = []
         self._lengths: list[int] = []
+        # Others have no model that reads the text: a lookup's index, and what the target knows of it, take little.
+        self._reads = not isinstance(inner, LookupSession | LearningSession | GuestSession)
         if isinstance(inner, PrefixSession):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore
@@ -99,8 +109,13 @@ class AutoSession(WrappedSession[DraftSession]):
         self._seen.pop()
 
     def _read(self, row: int, ids: Seq[int]) -> None:
-        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later."""
-        if self.controller.costs.drafting:
+        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later.
+
+        So does a prompt that is too long for what texts usually are.
+        """
+        controller = self.controller
+        left = controller.experience.reading.left(0, ANY_DEPTH)
+        if controller.costs.drafting and controller.worth_reading(self._unread(row, len(ids)), left):
             self._prefix.read(row, ids)
             self._seen[row] = len(ids)
 
@@ -108,15 +123,20 @@ class AutoSession(WrappedSession[DraftSession]):
         self._prefix.restore(row, saved)
         self._seen[row] = saved.end
 
+    def _unread(self, row: int, length: int) -> int:
+        """The number of ids that the drafter must read of a row of `length` ids beyond those of an ordinary step."""
+        return max(length - self._seen[row] - CAUGHT_UP, 0) if self._reads else 0
+
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
         limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
         # A step that reads a prompt drafts nothing, so that the first token comes as soon as without a drafter.
         chooses = any(limits) and not self._new
-        chosen = self.controller.choose(self.clock is not None, limits) if chooses else []
+        chosen = self._choose(sequences, limits) if chooses else []
         self._depth = max(map(len, chosen), default=0)
         self._asked = self._depth > 0
-        self.looking = chooses and not self._asked and self.controller.costs.drafting
+        looks = self.controller.costs.drafting and not self.controller.waiting
+        self.looking = chooses and not self._asked and looks
         if not self._asked:
             return [root_only(seq.ids[-1]) for seq in sequences]
         self._lengths = [len(seq.ids) for seq in sequences]
@@ -132,22 +152,33 @@ class AutoSession(WrappedSession[DraftSession]):
         self._depth = min(self._depth, max(self._limits))
         return trees
 
+    def _choose(self, sequences: Seq[Sequence], limits: Seq[int]) -> list[tuple[float, ...]]:
+        """Have the controller choose how far the next step drafts; limits: as in `Controller.choose`."""
+        unread = sum(self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences))
+        left = self.controller.experience.reading.left
+        mean = sum(left(seq.num_new, seq.num_left) for seq in sequences) / len(sequences) if unread else 0.0
+        return self.controller.choose(self.clock is not None, limits, unread, mean)
+
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
+        for seq in sequences:
+            if seq.finished:
+                self.controller.experience.reading.lengths.append(float(seq.num_new))
         if self._new:  # nothing was chosen, and the step's time is mostly that of reading a prompt
             self._new = False
             return
         if self.controller.resting:
             return
-        usual = True
+        read = 0
         if self._asked:
             self.inner.observe(sequences, trees, paths)
-            behind = max(length - seen for length, seen in zip(self._lengths, self._seen, strict=True))
-            usual = behind <= CAUGHT_UP
+            read = sum(
+                max(length - seen - CAUGHT_UP, 0) for length, seen in zip(self._lengths, self._seen, strict=True)
+            )
             self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
             surprises = [_surprise(tree, path[-1]) for tree, path in zip(trees, paths, strict=True)]
             self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths], surprises)
         took = self.clock() - self._began if self.clock else None
-        self.controller.learn_cost(self._depth, sum(map(len, paths)) / len(paths), took, usual)
+        self.controller.learn_cost(self._depth, sum(map(len, paths)) / len(paths), took, read)
 
 
 def _surprise(tree: TokenTree, last: int) -> float | None:

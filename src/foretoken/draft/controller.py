@@ -33,13 +33,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from foretoken.draft.acceptance import FORGET_LONG, HOPE, WEIGHT, Acceptance
+from foretoken.draft.reading import Reading
+
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
 READING = 64.0  # plain steps: the most that losses by reading a prompt add up to, which takes as long as many steps
-FORGET, FORGET_LONG = 0.97, 0.99  # per step: the last 30 count for a text's acceptance, the last 100 for all else
-HOPE, WEIGHT = 0.7, 8.0  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
+FORGET = 0.97  # per step: the last 30 count for a text's acceptance, and by FORGET_LONG the last 100 for all else
 TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
-ALIKE = 10.0  # trials by which depths share one acceptance
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
 EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
@@ -48,7 +49,6 @@ SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in whi
 PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
-FLAT = 1e-9  # the least surprise, in nats, and the least number of rejections per nat, by which is divided
 
 
 def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
@@ -197,87 +197,19 @@ def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[floa
 
 
 @dataclass
-class Acceptance:
-    """Counts of accepted and tried draft tokens; older ones count less. A token is tried if its parent was accepted.
-
-    accepted, tried: numbers of accepted and of tried tokens, including what is assumed before any trial.
-    surprise: -ln of the product of q down to the last tried token, summed over the drafts, in nats.
-    tells: whether the drafter gives q; where it does not, each tried token counts as one nat.
-    hits, trials: accepted and tried tokens of one sequence by depth; empty where they are not needed.
-    """
-
-    accepted: float = HOPE * WEIGHT
-    tried: float = WEIGHT
-    surprise: float = WEIGHT
-    tells: bool = False
-    hits: list[float] = field(default_factory=list)
-    trials: list[float] = field(default_factory=list)
-
-    def new(self, mean: float, weight: float, deepest: int) -> "Acceptance":
-        """Return the counts that a text starts from.
-
-        mean, weight: the acceptance that is assumed before any trial, and its weight in trials.
-        deepest: the depth of the largest tree, up to which there are counts by depth.
-        """
-        none = [0.0] * deepest
-        return Acceptance(mean * weight, weight, self.surprise / self.tried * weight, self.tells, none, none)
-
-    def learn(self, limit: int, accepted: int, surprise: float | None, forget: float) -> None:
-        """Count one draft, of which at most `limit` tokens could be accepted and `accepted` were.
-
-        surprise, forget: of the tried ones, None if q is unknown; the weight of all that was counted before.
-        """
-        tried = min(accepted + 1, limit)
-        self.accepted = forget * self.accepted + accepted
-        self.tried = forget * self.tried + tried
-        self.surprise = forget * self.surprise + (tried if surprise is None else surprise)
-        self.tells = surprise is not None
-        self.hits = [forget * x + (i < accepted) for i, x in enumerate(self.hits)]
-        self.trials = [forget * x + (i < tried) for i, x in enumerate(self.trials)]
-
-    @property
-    def mean(self) -> float:
-        """The share of tried draft tokens that were accepted."""
-        return self.accepted / self.tried
-
-    @property
-    def sharpness(self) -> float:
-        """Rejections per nat: c, with which a path whose product of q is s is accepted with probability s^c."""
-        return (self.tried - self.accepted) / max(self.surprise, FLAT)
-
-    def expected(self, by_depth: bool) -> list[float]:
-        """E(d) of this sequence, d = 0, 1, ..; by_depth: with one acceptance per depth, else with the mean of all."""
-        reach, found, assumed = 1.0, [1.0], self.mean
-        for hits, trials in zip(self.hits, self.trials, strict=True):
-            reach *= (hits + ALIKE * assumed) / (trials + ALIKE) if by_depth else assumed
-            found.append(found[-1] + reach)
-        return found
-
-    def floors(self, least: Sequence[float]) -> tuple[float, ...]:
-        """Return the floors of the next tree, as in `Sequence.floors`; for a drafter that gives q.
-
-        least: for depth 1, 2, .. the least product a P(the path so far is accepted) at which a next level pays.
-        """
-        mean, found, power = self.mean, [0.0], 1 / max(self.sharpness, FLAT)
-        for worth in least:
-            if worth >= mean:
-                break
-            found.append((worth / mean) ** power)
-        return tuple(found)
-
-
-@dataclass
 class Experience:
     """What was learnt from earlier texts, where the next one starts.
 
     extra: as from `expected_extra`; a depth for which it has no number is never drafted.
     drafts: the acceptance in all texts.
     costs: Costs by batch size.
+    reading: what reading texts with the drafter takes, and how long texts are.
     """
 
     extra: tuple[float, ...]
     drafts: Acceptance = field(default_factory=Acceptance)
     costs: dict[int, Costs] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
 
     def costs_of(self, batch: int) -> Costs:
         """Return the costs at a batch size. Until something was drafted there, what is expected of it is what the
@@ -301,11 +233,13 @@ class Controller:
     experience: what was learnt from earlier texts; it is updated.
     sequences: the acceptance of each sequence of the batch.
     resting: whether nothing is learnt from the present step.
+    waiting: whether the present step is plain because the texts are not worth reading with the drafter yet.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
     resting: bool = False
+    waiting: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -327,16 +261,23 @@ class Controller:
         self.sequences[index] = self.sequences[-1]
         self.sequences.pop()
 
-    def choose(self, timed: bool = True, limits: Sequence[int] | None = None) -> list[tuple[float, ...]]:
+    def choose(
+        self, timed: bool = True, limits: Sequence[int] | None = None, unread: int = 0, left: float = math.inf
+    ) -> list[tuple[float, ...]]:
         """Choose how far the next step drafts: per sequence the floors of its next tree; an empty list for a plain one.
 
         timed: whether this step's time can be measured.
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
+        unread: the number of ids that the drafter must read first, of all sequences.
+        left: how many tokens a sequence is expected to have yet.
         """
         costs = self.costs
-        self.resting = costs.rest > 0
+        self.resting, self.waiting = costs.rest > 0, False
         if self.resting:
             costs.rest -= 1
+            return []
+        self.waiting = not self.worth_reading(unread, left)
+        if self.waiting:
             return []
         if not costs.drafting:
             return self._try_again(costs)
@@ -357,6 +298,20 @@ class Controller:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
         return [(0.0,) * depth] * len(self.sequences)
+
+    def worth_reading(self, unread: int, left: float) -> bool:
+        """Return whether reading `unread` ids with the drafter takes less than what drafting `left` tokens saves.
+
+        After plain decoding nothing is known of a text's drafts, and the most that they could save counts.
+        """
+        if not unread:
+            return True
+        costs, acceptance = self.costs, self.experience.drafts.mean
+        rate = expected = 1.0
+        for depth, time in enumerate(costs.times()[1:], 1):
+            expected += acceptance**depth if costs.drafting else 1.0
+            rate = max(rate, expected / time)
+        return rate == 1.0 or self.experience.reading.cost(unread) <= left * (1 - 1 / rate)
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
         """Choose one draft token per sequence if drafting may be tried again after plain steps, else none."""
@@ -387,25 +342,29 @@ class Controller:
             sequence.learn(limit, count, surprise, FORGET)
             self.experience.drafts.learn(limit, count, surprise, FORGET_LONG)
 
-    def learn_cost(self, depth: int, tokens: float, seconds: float | None, usual: bool = True) -> None:
+    def learn_cost(self, depth: int, tokens: float, seconds: float | None, read: int = 0) -> None:
         """Learn from the time of one step.
 
         depth, tokens: the levels that it drafted, and the mean number of tokens that it emitted per sequence.
         seconds: its time; None where there is no clock: it took what was expected.
-        usual: False where the drafter caught up after plain steps: that is booked, but does not predict the next step.
+        read: the number of ids with which the drafter caught up after plain steps: such a step is booked, but does not
+            predict the next one.
         """
         if self.resting:
             return
         costs = self.costs
-        if usual and seconds is not None:
+        if not read and seconds is not None:
             costs.learn(depth, seconds)
         if depth == 0:
             if not costs.drafting:
                 _earn(costs)
         elif costs.pace_s is not None or seconds is None:
             # Booked is the learnt mean of such steps, not this step's time: a slower machine is no loss of drafting.
-            one_off = None if usual or seconds is None else min(costs.plain_steps(seconds), READING + tokens)
-            spent = costs.steps(depth) if one_off is None else one_off
+            one_off, spent = None, costs.steps(depth)
+            if read and seconds is not None:
+                took = costs.plain_steps(seconds)
+                self.experience.reading.learn(read, took - spent)
+                one_off = spent = min(took, READING + tokens)
             least = min(costs.balance, -DEBT if one_off is None else -READING)
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
