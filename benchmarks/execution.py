@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from benchmarks.expand import SIZES, Expand, expand
+from benchmarks.forwards import OurPath, Path, Place, Round, measure, tokens
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import clock_named, seconds
-from foretoken.measure.forwards import OurPath, Path, Place, Round, measure, tokens
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.methods import THEIRS

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.execution import memory_bandwidth, numbers
+from benchmarks.forwards import OurPath, Path, Place, Round, measure
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import WALL, seconds
-from foretoken.measure.forwards import OurPath, Path, Place, Round, measure
 from foretoken.measure.harness import Turn, until_interrupted
 from foretoken.measure.machine import machine
 from foretoken.measure.report import Report, Spread

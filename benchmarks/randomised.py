@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.expand import Expand, load_expanded
+from benchmarks.forwards import OurPath, Place, measure
 from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_rate, throughput
 from benchmarks.pairs import LanguageModel
 from foretoken.build import plain, with_recipe
@@ -41,7 +42,6 @@ from foretoken.core.limits import check_counts, check_sampling, check_seed
 from foretoken.core.shapes import Float
 from foretoken.engine import Engine
 from foretoken.measure.continuations import Workload, continued
-from foretoken.measure.forwards import OurPath, Place, measure
 from foretoken.measure.harness import Progress
 from foretoken.measure.machine import machine
 from foretoken.measure.plot import Line, Panel, check_plot

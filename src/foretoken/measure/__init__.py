@@ -8,6 +8,5 @@ memory           -> the growth of memory while a text grows
 methods, pair    -> ways of generating, each from prompts to one Run: our engine, and transformers' generate
 comparison       -> those side by side: `foretoken bench`
 continuations    -> engines side by side on whole texts: `foretoken tune`
-forwards         -> seconds of one forward
 teacher_forcing, child_acceptance -> how good drafts would be, from the scores of both models along a given text
 """
