@@ -12,7 +12,8 @@ import foretoken
 import tiny
 from foretoken.core.sampling import Sampling
 from foretoken.engine import Engine, Prompt
-from foretoken.serve.jobs import Failed, Job, Progress
+from foretoken.serve.errors import ApiError
+from foretoken.serve.jobs import Job, Progress
 from foretoken.serve.worker import Worker
 
 PATIENCE = 60.0  # seconds that only a test that fails waits
@@ -22,14 +23,14 @@ class Listener:
     """Collects what is told of one job. on_news: called after each piece, on the worker's thread."""
 
     def __init__(self, on_news: Callable[["Listener"], None] = lambda _: None) -> None:
-        self.news: list[Progress | Failed] = []
+        self.news: list[Progress | ApiError] = []
         self.done = threading.Event()
         self.on_news = on_news
 
-    def __call__(self, news: Progress | Failed) -> None:
+    def __call__(self, news: Progress | ApiError) -> None:
         self.news.append(news)
         self.on_news(self)
-        if isinstance(news, Failed) or news.finish_reason:
+        if isinstance(news, ApiError) or news.finish_reason:
             self.done.set()
 
     @property

@@ -12,7 +12,8 @@ from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.store import Store
 from foretoken.serve import batch
 from foretoken.serve.batch import Batch, Ticket
-from foretoken.serve.jobs import DrainingError, Failed, QueueFullError, StepTree
+from foretoken.serve.errors import ApiError
+from foretoken.serve.jobs import StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
 from listening import PATIENCE, Listener, Raises, asked, finish, job, load, saved, started
@@ -146,7 +147,7 @@ def test_a_grammar_that_fails_in_a_repeated_step_is_no_shortage_of_memory(folder
     for _ in range(3):
         texts.step()
     assert sizes == [3, 1, 1, 1, 3, 1, 1, 1, 2]
-    assert [isinstance(listener.news[-1], Failed) for listener in listeners] == [True, False, False]
+    assert [isinstance(listener.news[-1], ApiError) for listener in listeners] == [True, False, False]
 
 
 @pytest.mark.parametrize("drafter", ["drafter", "suffix"])
@@ -210,7 +211,7 @@ def test_memory_that_does_not_suffice_to_decode_anew(folders, monkeypatch, most)
         assert worker.alive
         worker.stop()
     else:
-        assert all(isinstance(listener.news[-1], Failed) for listener in listeners)
+        assert all(isinstance(listener.news[-1], ApiError) for listener in listeners)
 
 
 def test_logits_that_are_not_finite_fail_their_job_alone(folders, monkeypatch):
@@ -257,8 +258,9 @@ def test_the_queue_has_an_end(folders):
     worker = Worker(engine, max_batch=1, max_queue=2)
     listeners = [Listener() for _ in range(3)]
     tickets = [worker.submit(job(engine, "a", i, 5), listener) for i, listener in enumerate(listeners)]
-    with pytest.raises(QueueFullError, match="takes 1 texts side by side and 2 that wait"):
+    with pytest.raises(ApiError, match="takes 1 texts side by side and 2 that wait") as full:
         worker.submit(job(engine, "a"), Listener())
+    assert full.value.status == 429
     assert (worker.waiting, worker.running, worker.alive) == (3, 0, False)
     worker.cancel(tickets[1])
     last = asked(worker, job(engine, "a", 1, 5))
@@ -267,8 +269,9 @@ def test_the_queue_has_an_end(folders):
     assert all(each.steps[0].waited_s > 0 for each in (listeners[2], last))
     assert listeners[1].news == []
     worker.stop()
-    with pytest.raises(DrainingError, match="shutting down"):
+    with pytest.raises(ApiError, match="shutting down") as draining:
         worker.submit(job(engine, "a"), Listener())
+    assert draining.value.status == 503
     assert not worker.alive
     assert worker.error is None
 
@@ -318,10 +321,11 @@ def test_stopping_ends_the_jobs_in_work(folders):
     wait_until(lambda: worker._stopping)
     held.set()
     stopping.join(PATIENCE)
-    down = Failed("The server is shutting down.", 503)
-    assert running.news[-1] == down
+    (last,) = waiting.news
+    for news in (running.news[-1], last):
+        assert isinstance(news, ApiError)
+        assert (news.message, news.status) == ("The server is shutting down.", 503)
     assert len(running.ids) < 200
-    assert waiting.news == [down]
     assert not worker.alive
 
 
@@ -332,11 +336,14 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     listener = asked(worker, job(engine, "a"))
     worker.start()
     assert listener.done.wait(PATIENCE)
-    assert listener.news == [Failed("The thread that runs the model has died: restart the server.", 503)]
+    (news,) = listener.news
+    assert isinstance(news, ApiError)
+    assert (news.message, news.status) == ("The thread that runs the model has died: restart the server.", 503)
     assert isinstance(worker.error, ZeroDivisionError)
     assert not worker.alive
-    with pytest.raises(DrainingError, match="has died"):
+    with pytest.raises(ApiError, match="has died") as refused:
         worker.submit(job(engine, "a"), Listener())
+    assert refused.value.status == 503
 
 
 def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeypatch):
@@ -453,7 +460,7 @@ def test_a_cancelled_job_takes_no_place_of_the_queue(folders):
 
     def replaced(me: Listener) -> None:
         if len(me.news) == 1:
-            with pytest.raises(QueueFullError):
+            with pytest.raises(ApiError, match="no room"):
                 worker.submit(job(engine, "b", 2, 5), second)
             worker.cancel(ticket)
             worker.submit(job(engine, "b", 2, 5), second)

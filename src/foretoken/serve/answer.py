@@ -150,10 +150,7 @@ class Answer(Response):
         choices = []
         for index, choice in enumerate(self.choices):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
-            logprobs = None
-            if choice.job.top_logprobs is not None:
-                logprobs = self.form.logprobs(choice.logprobs, self.service.spelling, choice.offsets)
-            written = self.form.whole(text, choice.calls, logprobs)
+            written = self.form.whole(text, choice.calls, self._logprobs(choice, choice.logprobs))
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
         self.begun = True
@@ -189,7 +186,7 @@ class Answer(Response):
                     if opening is not None:
                         yield chunk(index, opening)
                 choice = self.choices[index]
-                logprobs = self._new_logprobs(choice, progress)
+                logprobs = self._logprobs(choice, progress.logprobs)
                 text, calls = choice.read(progress)
                 if text or calls or logprobs is not None or self.asked.steps:
                     news = chunk(index, self.form.part(text, calls, logprobs))
@@ -201,11 +198,11 @@ class Answer(Response):
         if self.asked.usage:
             yield {**frame, "choices": [], **self._end()}
 
-    def _new_logprobs(self, choice: Choice, progress: Progress) -> dict[str, Any] | None:
-        """Return the log probabilities of a step's tokens as JSON; None where the job does not ask for them."""
+    def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """Return the log probabilities of a choice's next tokens as JSON; None where its job does not ask for them."""
         if choice.job.top_logprobs is None:
             return None
-        return self.form.logprobs(progress.logprobs, self.service.spelling, choice.offsets)
+        return self.form.logprobs(given, self.service.spelling, choice.offsets)
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
         """Return the `step` of a chunk, a field of ours: its tokens with their origin, and the labelled token tree."""

@@ -24,6 +24,7 @@ from foretoken.serve.requests import Asked
 from foretoken.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from foretoken.serve.service import Service
 from foretoken.serve.settings import Settings
+from foretoken.serve.worker import DIED
 from foretoken.trace.page import composed
 from foretoken.version import __version__
 
@@ -136,7 +137,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
 async def health(request: Request) -> Response:
     """Answer a request with 200, or with 503 where the thread that runs the model has died."""
     if _service(request).worker.error is not None:
-        raise ApiError(503, "The thread that runs the model has died: restart the server.")
+        raise ApiError(503, DIED)
     return JSONResponse({"status": "ok"})
 
 

@@ -15,7 +15,8 @@ from foretoken.core.walk import NodeScores
 from foretoken.decode import Decoder, NoDrafter
 from foretoken.engine import Engine, read_step
 from foretoken.models.text import TextStream
-from foretoken.serve.jobs import Deliver, Failed, Job, Progress, StepTree, TokenLogprob
+from foretoken.serve.errors import ApiError, unavailable
+from foretoken.serve.jobs import Deliver, Job, Progress, StepTree, TokenLogprob
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
 from foretoken.serve.watch import step_logprobs
@@ -201,7 +202,7 @@ class Batch:
     def fail(self, message: str) -> None:
         """End all texts for good; each of their jobs fails with the sentence `message` and HTTP status 503."""
         for text in [*self._texts.values(), *self._reading]:
-            tell(text.ticket, Failed(message, 503))
+            tell(text.ticket, unavailable(503, message))
         self._texts.clear()
         self._reading.clear()
 
@@ -367,7 +368,7 @@ class Batch:
         tell(text.ticket, failure(error))
 
 
-def tell(ticket: Ticket, news: Progress | Failed) -> None:
+def tell(ticket: Ticket, news: Progress | ApiError) -> None:
     """Deliver `news` of the job of `ticket`, unless it is cancelled; where that raises, the job is cancelled."""
     if ticket.cancelled:
         return
@@ -378,10 +379,11 @@ def tell(ticket: Ticket, news: Progress | Failed) -> None:
         ticket.cancelled = True
 
 
-def failure(error: Exception) -> Failed:
+def failure(error: Exception) -> ApiError:
     """Return what is delivered where a job failed with `error`; the HTTP status is 400 for a GrammarError, else 500."""
     if isinstance(error, ForetokenError):
-        return Failed(str(error), 400 if isinstance(error, GrammarError) else 500)
+        return ApiError(400 if isinstance(error, GrammarError) else 500, str(error))
     if is_shortage(error):
-        return Failed("The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens.")
-    return Failed(f"The model failed at this request ({type(error).__name__}).")
+        said = "The memory did not suffice for this request: shorten the prompt, or ask for fewer tokens."
+        return ApiError(500, said)
+    return ApiError(500, f"The model failed at this request ({type(error).__name__}).")

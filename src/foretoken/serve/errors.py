@@ -21,6 +21,7 @@ KINDS = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
+RETRY_AFTER = 1  # seconds after which a client may try again, sent with a 429 or 503
 
 
 class ApiError(Exception):
@@ -57,6 +58,16 @@ class ApiError(Exception):
         return Response(json.dumps(self.body), self.status, self.headers, "application/json")
 
 
+def unavailable(status: int, message: str) -> ApiError:
+    """Return the error for a request that a client may send again later.
+
+    status: 429 where a queue is full, 503 where no more requests are taken.
+    message: a sentence that says why.
+    """
+    code = "queue_full" if status == 429 else "unavailable"
+    return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
+
+
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
     """Turn a ForetokenError that the block raises into an ApiError 400. param: the field that it names."""
@@ -64,16 +75,6 @@ def refusing(param: str) -> Iterator[None]:
         yield
     except ForetokenError as error:
         raise ApiError(400, str(error), param) from error
-
-
-def refused(error: ForetokenError, fields: Mapping[str, Any]) -> ApiError:
-    """Return the ApiError 400 for values that the engine refuses.
-
-    error: the refusal; where its sentence begins with the name of a field, that is the field that is wrong.
-    fields: the fields of the request, by name.
-    """
-    first = str(error).split(" ", 1)[0]
-    return ApiError(400, str(error), first if first in fields else None)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:

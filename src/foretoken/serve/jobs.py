@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Origin
 from foretoken.engine import FinishReason
+from foretoken.serve.errors import ApiError
 
 
 @dataclass(frozen=True)
@@ -89,25 +90,6 @@ class Progress:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The news that a job ended without its text.
-
-    message: why, in a sentence for the client.
-    status: the HTTP status of the answer.
-    """
-
-    message: str
-    status: int = 500
-
-
-# Called on the model's thread, once per step and at last with a finish reason or a failure; it must return at once.
-Deliver = Callable[[Progress | Failed], None]
-
-
-class QueueFullError(Exception):
-    """The worker has as many jobs as it takes, running and waiting; the server answers with 429."""
-
-
-class DrainingError(Exception):
-    """The worker accepts no more jobs, since it is shutting down or has died; the server answers with 503."""
+# Called on the model's thread, once per step and at last with a finish reason or the error that is the answer; it must
+# return at once.
+Deliver = Callable[[Progress | ApiError], None]

@@ -43,13 +43,10 @@ class Json(logging.Formatter):
         return json.dumps(line)
 
 
-FORMATS: dict[str, type[logging.Formatter]] = {"text": Text, "json": Json}
-
-
 def log_to_stderr(form: str) -> None:
     """Have the server's loggers write to stderr. form: "text" or "json", as in settings.LOGS."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(FORMATS[form]())
+    handler.setFormatter(Json() if form == "json" else Text())
     for name, level in LEVELS.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

@@ -12,7 +12,7 @@ from foretoken.engine import Engine
 from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
 from foretoken.serve.calls import CallForm
-from foretoken.serve.errors import ApiError, refused, refusing
+from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.jobs import Job
 from foretoken.serve.schema import (
     COMPLETION_TOKENS,
@@ -163,7 +163,8 @@ class Intake:
             check_seed(seed, n * len(prompts))
             sampling = self._sampling(body)
         except ForetokenError as error:
-            raise refused(error, type(body).model_fields) from error
+            first = str(error).split(" ", 1)[0]  # where it is the name of a field, that is the field that is wrong
+            raise ApiError(400, str(error), first if first in type(body).model_fields else None) from error
         options = body.stream_options or StreamOptions()
         steps = bool(options.include_steps)
         # A seed that the client names fixes the text: where drafts depend on measured times, nothing is drafted.

@@ -10,21 +10,10 @@ from starlette.types import Receive
 
 from foretoken.serve.batch import Ticket
 from foretoken.serve.errors import ApiError
-from foretoken.serve.jobs import DrainingError, Failed, Job, Progress, QueueFullError
+from foretoken.serve.jobs import Job, Progress
 from foretoken.serve.worker import Worker
 
 T = TypeVar("T")
-RETRY_AFTER = 1  # seconds after which a client may try again, sent with a 429 or 503
-
-
-def unavailable(status: int, message: str) -> ApiError:
-    """Return the error for a request that a client may send again later.
-
-    status: 429 where a queue is full, 503 where no more requests are taken.
-    message: a sentence that says why.
-    """
-    code = "queue_full" if status == 429 else "unavailable"
-    return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
 
 
 class ClientGoneError(Exception):
@@ -40,9 +29,9 @@ async def progress_of(worker: Worker, jobs: Sequence[Job]) -> AsyncGenerator[tup
     failed.
     """
     loop, tickets = asyncio.get_running_loop(), dict[int, Ticket]()
-    queue: asyncio.Queue[tuple[int, Progress | Failed]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Progress | ApiError]] = asyncio.Queue()
 
-    def deliver(index: int, came: Progress | Failed) -> None:
+    def deliver(index: int, came: Progress | ApiError) -> None:
         with suppress(RuntimeError):  # the loop is closed: the server ended
             loop.call_soon_threadsafe(queue.put_nowait, (index, came))
 
@@ -51,14 +40,12 @@ async def progress_of(worker: Worker, jobs: Sequence[Job]) -> AsyncGenerator[tup
             tickets[index] = worker.submit(job, partial(deliver, index))
         while tickets:
             index, came = await queue.get()
-            if isinstance(came, Failed):
+            if isinstance(came, ApiError):
                 del tickets[index]
-                raise unavailable(503, came.message) if came.status == 503 else ApiError(came.status, came.message)
+                raise came
             if came.finish_reason is not None:
                 del tickets[index]
             yield index, came
-    except (QueueFullError, DrainingError) as error:
-        raise unavailable(429 if isinstance(error, QueueFullError) else 503, str(error)) from error
     finally:
         for ticket in tickets.values():
             worker.cancel(ticket)

@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from foretoken.core.messages import check_text
 from foretoken.engine import Engine
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, unavailable
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Intake
-from foretoken.serve.running import unavailable
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
 

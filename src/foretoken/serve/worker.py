@@ -9,13 +9,14 @@ from threading import Condition
 from foretoken.core.errors import ForetokenError
 from foretoken.engine import Engine
 from foretoken.serve.batch import Batch, Ticket, tell
-from foretoken.serve.jobs import Deliver, DrainingError, Failed, Job, QueueFullError
+from foretoken.serve.errors import unavailable
+from foretoken.serve.jobs import Deliver, Job
 from foretoken.serve.owner import Owner
 
 log = logging.getLogger(__name__)
 CONTEXT = 4096  # ids of one text where neither the caller nor the model says how many
 CACHE_BYTES = 1 << 30
-DIED = "The thread that runs the model has died: restart the server."
+DIED, DOWN = "The thread that runs the model has died: restart the server.", "The server is shutting down."
 
 
 class Worker:
@@ -103,8 +104,8 @@ class Worker:
         job: the text that is to be generated.
         deliver: is called with the job's news on the worker's thread; it must return at once.
         Returns the ticket that `cancel` takes.
-        Raises ForetokenError for a job that does not fit the context, QueueFullError where too many wait, DrainingError
-        where no more are accepted.
+        Raises ForetokenError for a job that does not fit the context, and ApiError: 429 where too many wait, 503 where
+        no more are accepted.
         """
         if not 0 < len(job.ids) < self.context:
             raise ForetokenError(
@@ -114,10 +115,10 @@ class Worker:
         ticket = Ticket(job, deliver)
         with self._changed:
             if self._stopping or self.error is not None:
-                raise DrainingError(DIED if self.error is not None else "The server is shutting down.")
+                raise unavailable(503, DIED if self.error is not None else DOWN)
             if len(self._waiting) + len(self._joining) + self._batch.num_wanted >= self.max_batch + self.max_queue:
-                room = f"{self.max_batch} texts side by side and {self.max_queue} that wait"
-                raise QueueFullError(f"The server has no room for so many texts now: it takes {room}. Try again later.")
+                room = f"it takes {self.max_batch} texts side by side and {self.max_queue} that wait"
+                raise unavailable(429, f"The server has no room for so many texts now: {room}. Try again later.")
             self._waiting.append(ticket)
             self._changed.notify_all()
         return ticket
@@ -151,7 +152,7 @@ class Worker:
                 added, counted = self._batch.num_tokens - counted, self._batch.num_tokens
                 if added:  # none where it only read a piece of a prompt, whose tokens were counted when it joined
                     self.on_step(added)
-            self._end("The server is shutting down.")
+            self._end(DOWN)
         except BaseException as error:
             self.error = error
             log.exception("The thread that runs the model died.")
@@ -165,7 +166,7 @@ class Worker:
             self._waiting.clear()
         self._batch.fail(message)
         for ticket in waiting:
-            tell(ticket, Failed(message, 503))
+            tell(ticket, unavailable(503, message))
 
     def _take(self) -> bool:
         """Let cancelled jobs leave and waiting ones join; sleep while there is nothing to do.
