@@ -14,6 +14,7 @@ import typer
 
 from benchmarks.arena_clock import Timed, clock_table, methods, time_all, workload_of
 from benchmarks.arena_report import Score, by_player, panel, tables
+from benchmarks.book import Book
 from benchmarks.contestants import Contestant, contestants, nodes_of, rules, trees_of, usual
 from benchmarks.execution import numbers
 from benchmarks.expected import survival
@@ -28,7 +29,6 @@ from foretoken.measure.machine import machine
 from foretoken.measure.plot import Panel, check_plot
 from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Report
-from foretoken.measure.results import Book
 from foretoken.models.load import choose_device
 from foretoken.trees.forms import check_size, read_tree
 
@@ -138,10 +138,8 @@ def run(pair: Pair, course: Course, report: Report, device: str | None, dtype: s
         "max_new_tokens": course.max_new_tokens, "seed": course.seed,
     }  # fmt: skip
     header, file = {"commit": report.header["commit"]}, str(course.out / pair.name.replace("/", "-"))
-    book = Book(f"{file}.jsonl", Measured, settings, header, "--out", "figures of the arena")
-    clocked = (
-        Book(f"{file}-clock.jsonl", Timed, settings, header, "--out", "runs of the arena") if course.rounds else None
-    )
+    book = Book(f"{file}.jsonl", Measured, settings, header, "figures of the arena")
+    clocked = Book(f"{file}-clock.jsonl", Timed, settings, header, "runs of the arena") if course.rounds else None
     room = course.max_new_tokens + 3 * max(course.trees)
     prompts = encoded(engine, chosen_prompts(pair.workload, course.prompts), room)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.arena_report import error, shown
+from benchmarks.book import Book
 from benchmarks.contestants import Contestant
 from foretoken.build import plain, with_recipe
 from foretoken.draft.auto import auto_drafter
@@ -14,7 +15,6 @@ from foretoken.measure.clocks import clock_named, seconds
 from foretoken.measure.continuations import Continued, Workload
 from foretoken.measure.harness import WARM_TOKENS, Block, Progress, blocks, interleave
 from foretoken.measure.report import Report
-from foretoken.measure.results import Book
 from foretoken.names import tree_policy
 from foretoken.recipe import AUTO, METHODS, PLAIN, Recipe
 

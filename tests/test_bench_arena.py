@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.arena import Measured, measure, scores
 from benchmarks.arena_clock import Timed, time_all, workload_of
+from benchmarks.book import Book
 from benchmarks.contestants import Contestant, contestants, nodes_of, rules, trees_of, usual
 from benchmarks.expected import ends, survival
 from benchmarks.places import Text, answered, drafted_along, pair_named
@@ -27,7 +28,6 @@ from foretoken.core.verifier import LawFamily, Verifier
 from foretoken.core.walk import walk_of
 from foretoken.decode import Decoder
 from foretoken.engine import Engine
-from foretoken.measure.results import Book
 from foretoken.measure.teacher_forcing import logits_at
 from foretoken.names import policy_for, tree_policy
 from foretoken.trees.dynamic import RankedTree
@@ -182,7 +182,7 @@ def test_who_meets() -> None:
 
 
 def book(path: Path) -> Book[Measured]:
-    return Book(str(path), Measured, {}, {}, "--out")
+    return Book(str(path), Measured, {}, {})
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -213,7 +213,7 @@ def test_by_the_clock_whole_blocks_are_kept(tmp_path: Path) -> None:
     work = workload_of(engine, PROMPTS[:2], 16, 0.7, 0)
 
     def timed() -> Book[Timed]:
-        return Book(str(tmp_path / "clock"), Timed, {}, {}, "--out")
+        return Book(str(tmp_path / "clock"), Timed, {}, {})
 
     def stop(line: str) -> None:
         if line.startswith("[4/"):  # the second method on the second prompt

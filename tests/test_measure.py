@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.book import Book
 from foretoken.core.errors import ForetokenError
 from foretoken.measure.comparison import Measurement, Row, summarise
 from foretoken.measure.harness import blocks, interleave, until_interrupted
 from foretoken.measure.methods import Run
 from foretoken.measure.report import Report, Spread, Table
-from foretoken.measure.results import Book, Journal
+from foretoken.measure.results import Journal
 
 # Turns.
 
@@ -63,7 +64,7 @@ class Found:
 
 
 def book(path: Path, settings: dict, commit: str = "a") -> Book[Found]:
-    return Book(str(path), Found, settings, {"commit": commit}, "--out", "runs")
+    return Book(str(path), Found, settings, {"commit": commit}, "runs")
 
 
 def test_a_stopped_measurement_goes_on(tmp_path: Path) -> None:

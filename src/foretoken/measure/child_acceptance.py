@@ -18,7 +18,6 @@ from torch import Tensor
 from foretoken.core import files
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import NONE, Law, Opaque
-from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
@@ -103,9 +102,8 @@ def child_acceptance(
     temperature: of both models; the opaque law has the drafter's at 1, which does not change the order of tokens.
     seed: of the draws.
     """
-    p = Sampling(temperature=temperature)(text.target.double())
     opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
-    q = Sampling(temperature=1.0 if opaque else temperature)(text.drafter.double())
+    p, q = text.rows(temperature, 1.0 if opaque else temperature)
     mass = sampled(rule, family(children), p, q, 1 if opaque else DRAWS, seed).mean(1)
     errors = mass.std(0) / len(mass) ** 0.5 if len(mass) > 1 else torch.zeros(children)
     return ChildAcceptance(
@@ -175,7 +173,7 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
         raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ForetokenError(f"{path} is not a file of foretoken bench acceptance: move it or name another.") from error
-    check(path, record, settings, "--out")
+    check(path, record, settings)
     return found
 
 

@@ -86,12 +86,5 @@ def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple
         (scores,) = rows.score([ids[first:]], [list(range(-1, last - first))])
         known = scores[[t - first for t in wanted]].cpu()
         found.append(known.to(torch.promote_types(known.dtype, torch.float32)))
-    return columns(torch.cat(found), v)
-
-
-def columns(logits: Tensor, v: int) -> Tensor:
-    """Return logits with v columns [n, v]: those beyond v are dropped, missing ones are -inf.
-
-    logits: of any number of columns [n, _].
-    """
-    return torch.nn.functional.pad(logits[:, :v], (0, max(v - logits.shape[1], 0)), value=-torch.inf)
+    logits = torch.cat(found)[:, :v]
+    return torch.nn.functional.pad(logits, (0, v - logits.shape[1]), value=-torch.inf)
