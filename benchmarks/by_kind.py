@@ -1,11 +1,14 @@
 """Whole runs on prompts of several kinds: how many times as fast as plain decoding, for each kind and for all."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.peers import Answered
+from foretoken.cli.prompts import Prompt, read_batch
 from foretoken.measure.harness import Block, Turn
 from foretoken.measure.report import Report
 from foretoken.recipe import PLAIN
@@ -17,6 +20,14 @@ NOTES = [
 ]
 Turns = Sequence[Turn[Block, Answered]]
 Place = tuple[int, int]  # a prompt and a round, by their numbers
+
+
+def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
+    """(kind, prompt) of each line of a JSONL file of prompts. The kind is the line's "kind"; None where it has none."""
+    prompts = read_batch(path)
+    lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    kinds = [line.get("kind") if isinstance(line, dict) else None for line in lines]
+    return list(zip(kinds, prompts, strict=True))
 
 
 @dataclass(frozen=True)

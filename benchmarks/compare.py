@@ -10,12 +10,11 @@ from dataclasses import asdict, replace
 from datetime import date
 from typing import Any
 
-from benchmarks.by_kind import rows, tables
+from benchmarks.by_kind import read_kinds, rows, tables
 from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
 from foretoken.build import load, plain
 from foretoken.cli import options
 from foretoken.cli.measuring import Markdown, NewTokens, Rounds, check_forgets, encoded, show
-from foretoken.cli.prompts import read_kinds
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.engine import Engine

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from itertools import permutations
 
+from benchmarks.by_kind import read_kinds
 from benchmarks.papers.run import Run
 from benchmarks.places import CHAT
 from foretoken.catalogue.known import known_models
-from foretoken.cli.prompts import read_kinds
 from foretoken.models.load import load_tokenizer
 from foretoken.vocab.overlap import injective
 from foretoken.vocab.translation import Translation

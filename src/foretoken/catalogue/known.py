@@ -72,11 +72,6 @@ class KnownModel:
         return self.folder.is_file() if self.packed else (self.folder / "config.json").exists()
 
     @property
-    def disk_bytes(self) -> int:
-        """The size of the folder or file that is meant, in bytes."""
-        return self.gguf_bytes if self.packed else self.folder_bytes
-
-    @property
     def download_bytes(self) -> int:
         """The size of all packages, in bytes."""
         return sum(package.bytes for package in self.packages)
@@ -98,7 +93,7 @@ class KnownModel:
             "licence": self.licence,
             "packages": [f"{package.name}=={package.version}" for package in self.packages],
             "download_bytes": self.download_bytes,
-            "folder_bytes": self.disk_bytes,
+            "folder_bytes": self.gguf_bytes if self.packed else self.folder_bytes,
             "fetched": self.fetched,
             "folder": str(self.folder),
         }

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
@@ -78,14 +79,6 @@ def read_batch(path: str) -> list[Prompt]:
 
     Each line is {"prompt": "..."}, {"messages": [...]}, or a text by itself, as a JSON string.
     """
-    return [prompt for _, prompt in read_kinds(path)]
-
-
-def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
-    """Return (kind, prompt) of each line of the JSONL file `path`, as `read_batch` reads it.
-
-    The kind is the line's "kind"; None where it names none.
-    """
     lines = read_text(path, "batch file", "utf-8-sig").split("\n")  # with the mark that some editors put first
     prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
@@ -93,20 +86,20 @@ def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
     return prompts
 
 
-def _prompt_of(line: str, number: int, path: str) -> tuple[str | None, Prompt]:
-    """Return (kind, prompt) of a line of a file. number: that of the line, from 1, for errors."""
+def _prompt_of(line: str, number: int, path: str) -> Prompt:
+    """Return the prompt of a line of a file. number: that of the line, from 1, for errors."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    kind = record.get("kind") if isinstance(record, dict) else None
-    if isinstance(record, dict) and "messages" in record and "prompt" not in record:
-        check_messages(record["messages"], f"The conversation of line {number} of {path}")
-        return kind, record["messages"]
-    prompt = record.get("prompt") if isinstance(record, dict) and "messages" not in record else record
+    given: Any = record if isinstance(record, dict) else {"prompt": record}
+    if "messages" in given and "prompt" not in given:
+        check_messages(given["messages"], f"The conversation of line {number} of {path}")
+        return given["messages"]
+    prompt = None if "messages" in given else given.get("prompt")
     if not isinstance(prompt, str):
         raise ForetokenError(
             f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
         )
     check_text(prompt, f"The prompt of line {number} of {path}")
-    return kind, prompt
+    return prompt

@@ -85,15 +85,14 @@ def interleave(
     progress: shows which method runs on which block.
     known: whether a block was measured before. Such a block is passed over, and if all are known nothing is warmed up.
     """
-    cold = warm is not None
     for number, block in enumerate(blocks):
         if known(block):
             continue
-        if cold and warm is not None:
+        if warm is not None:
             for name, method in methods.items():
                 progress(f"warming up {name}")
                 warm(method)
-            cold = False
+            warm = None
         for order, name in enumerate(rotated(list(methods), number)):
             progress(f"[{number * len(methods) + order + 1}/{len(blocks) * len(methods)}] {block}: {name}")
             yield Turn(name, block, order, order == len(methods) - 1, run(methods[name], block))

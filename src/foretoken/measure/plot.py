@@ -125,13 +125,8 @@ def save(figure: Any, path: Path, kind: str) -> None:
     """
     figure.savefig(path, dpi=150, format=kind, metadata={"Date": None} if kind == "svg" else None)
     if kind == "svg":
-        path.write_text(for_dark_pages(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def for_dark_pages(svg: str) -> str:
-    """Return `svg`, the text of an SVG of matplotlib's, with colours for dark pages added to those for light ones."""
-    figure = svg.index('<g id="figure_1">')
-    return svg[:figure] + DARK + svg[figure:]
+        first = '<g id="figure_1">'
+        path.write_text(path.read_text(encoding="utf-8").replace(first, DARK + first, 1), encoding="utf-8")
 
 
 def _line(axes: Any, line: Line) -> Any:
