@@ -68,9 +68,9 @@ def remembering(rule: Verifier) -> Verifier:
     return remembered
 
 
-def laws_of(rule: Verifier, most: int = 3) -> list[Law]:
-    """Return the laws for which `rule` declares that it is lossless: up to `most` draws, then some of random number."""
-    laws: list[Law] = [family(k) for family in FAMILIES for k in range(1, most + 1)]
+def laws_of(rule: Verifier) -> list[Law]:
+    """Return the laws for which `rule` declares that it is lossless: of 1 to 3 draws, then some of random number."""
+    laws: list[Law] = [family(k) for family in FAMILIES for k in (1, 2, 3)]
     return [law for law in (*laws, *RANDOM) if rule.accepts(law)]
 
 

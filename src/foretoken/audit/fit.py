@@ -22,6 +22,7 @@ LEAST = 10  # the expected number of samples from which a tuple gets a cell of i
 WIDEST = 24  # the most tuples of one length whose next tokens get cells of their own
 SIMULATED = 4  # the expected number of simulated statistics beyond the point from which the test rejects
 CHUNK = 5_000  # statistics that are simulated at once
+REPEATS = 400  # simulated tests by which the power is estimated
 
 
 @dataclass
@@ -158,12 +159,11 @@ class FitTest:
         """Whether the test rejects the hypothesis for `counts`, the samples in each cell [cells]."""
         return self.p_value(counts) <= self.alpha
 
-    def power(self, other: np.ndarray, seed: int, repeats: int = 400) -> float:
+    def power(self, other: np.ndarray, seed: int) -> float:
         """Return the share of simulated samples that the test rejects if the law is another one.
 
         other: the true probabilities of the cells [cells].
         seed: of the simulation.
-        repeats: the number of simulated tests.
         """
-        draws = np.random.default_rng(seed).multinomial(self.num_samples, other / other.sum(), size=repeats)
+        draws = np.random.default_rng(seed).multinomial(self.num_samples, other / other.sum(), size=REPEATS)
         return float(np.mean([self.rejects(counts) for counts in draws]))

@@ -106,15 +106,14 @@ class TableRows(Rows):
         del self.ids[row][length:]
 
 
-def random_table(v: int, seed: int, sharpness: float = 1.5) -> Float[Tensor, "v v v"]:
+def random_table(v: int, seed: int) -> Float[Tensor, "v v v"]:
     """Return random distributions [v, v, v], float64; in about a quarter of them token 0 has probability 0.
 
     v: the number of tokens.
     seed: of the numbers.
-    sharpness: the standard deviation of the logits.
     """
     rng = torch.Generator().manual_seed(seed)
-    logits = sharpness * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
+    logits = 1.5 * torch.randn(v, v, v, generator=rng, dtype=torch.float64)
     zero = torch.rand(v, v, generator=rng) < 0.25
     logits[..., 0] = logits[..., 0].masked_fill(zero, float("-inf"))
     return logits.softmax(-1)

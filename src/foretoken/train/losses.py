@@ -53,18 +53,15 @@ class Texts:
         return self.ids.shape[1] - self.mask.flip(1).int().argmax(1)
 
 
-def noisy(
-    states: Float[Tensor, "b n d"], lengths: Int[Tensor, " b"], rng: torch.Generator, size: float = 0.2
-) -> Float[Tensor, "b n d"]:
-    """Return states with uniform noise, as in EAGLE's training.
+def noisy(states: Float[Tensor, "b n d"], lengths: Int[Tensor, " b"], rng: torch.Generator) -> Float[Tensor, "b n d"]:
+    """Return states with uniform noise, as in EAGLE's training: within +-0.1 * 512 / t for texts of t tokens.
 
     states: the states, of mean square about 1 [b, n, d].
     lengths: the number of tokens of each text [b].
     rng: the generator of the noise, on the CPU.
-    size: the noise is within +-size / 2 for texts of 512 tokens, and 512 / t times as large for texts of t tokens.
     """
     u = torch.rand(states.shape, generator=rng, dtype=states.dtype).to(states.device)
-    return states + (u - 0.5) * size * 512 / lengths[:, None, None]
+    return states + (u - 0.5) * 0.2 * 512 / lengths[:, None, None]
 
 
 def drawn_places(learnt: Bool[Tensor, " n"], reach: int, share: float, rng: torch.Generator) -> Int[Tensor, " m"]:
