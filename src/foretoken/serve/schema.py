@@ -23,35 +23,34 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: Annotated[bool | None, Field(description="A last chunk with `usage`, `metrics` and `seed`.")] = None
-    include_steps: Annotated[
-        bool | None,
-        Field(description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`."),
-    ] = None
+    include_usage: bool | None = Field(None, description="A last chunk with `usage`, `metrics` and `seed`.")
+    include_steps: bool | None = Field(
+        None, description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`."
+    )
 
 
 class Named(Strict):
-    model: Annotated[str | None, Field(description="The model's name; by default the one that is served.")] = None
+    model: str | None = Field(None, description="The model's name; by default the one that is served.")
 
 
 class JsonSchema(Strict):
-    name: Annotated[str | None, Field(description="A name for the schema; it changes nothing.")] = None
-    description: Annotated[str | None, Field(description="A description for the schema; it changes nothing.")] = None
-    strict: Annotated[bool | None, Field(description="The schema is enforced in any case.")] = None
-    of: Annotated[dict[str, Any], Field(alias="schema", description="The JSON schema.")]
+    name: str | None = Field(None, description="A name for the schema; it changes nothing.")
+    description: str | None = Field(None, description="A description for the schema; it changes nothing.")
+    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+    of: dict[str, Any] = Field(alias="schema", description="The JSON schema.")
 
 
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchema | None, Field(description="The schema, with the type `json_schema`.")] = None
+    json_schema: JsonSchema | None = Field(None, description="The schema, with the type `json_schema`.")
 
 
 class StructuredOutputs(Strict):
-    of: Annotated[dict[str, Any] | str | None, Field(alias="json", description="A JSON schema.")] = None
-    json_object: Annotated[Literal[True] | None, Field(description="Any JSON object.")] = None
-    regex: Annotated[str | None, Field(description="A regular expression for the whole text.")] = None
-    choice: Annotated[list[str] | None, Field(min_length=1, max_length=1000, description="One of these texts.")] = None
-    grammar: Annotated[str | None, Field(description="A Lark grammar.")] = None
+    of: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: Literal[True] | None = Field(None, description="Any JSON object.")
+    regex: str | None = Field(None, description="A regular expression for the whole text.")
+    choice: list[str] | None = Field(None, min_length=1, max_length=1000, description="One of these texts.")
+    grammar: str | None = Field(None, description="A Lark grammar.")
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
@@ -61,64 +60,51 @@ Depth = Annotated[int, Field(ge=1, le=64)]
 class Sampled(Named):
     """The fields that requests for chat completions and for completions have in common."""
 
-    stream: Annotated[bool | None, Field(description="Send the text as it grows, by server-sent events.")] = None
-    stream_options: Annotated[
-        StreamOptions | None, Field(description="What a stream sends besides; only with `stream`.")
-    ] = None
-    n: Annotated[int | None, Field(ge=1, description="Texts for each prompt; default 1.")] = None
-    max_tokens: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
-            "the context leaves.",
-        ),
-    ] = None
-    stop: Annotated[
-        Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None,
-        Field(description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Field(description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names."),
-    ] = None
-    temperature: Annotated[float | None, Field(description="0 is greedy; default 1.")] = None
-    top_p: Annotated[float | None, Field(description="Keep the likeliest tokens with this mass; default 1.")] = None
-    top_k: Annotated[int | None, Field(description="Keep the k likeliest tokens; default 0, all.")] = None
-    min_p: Annotated[
-        float | None, Field(description="Drop tokens below this share of the best one's probability; default 0.")
-    ] = None
-    repetition_penalty: Annotated[float | None, Field(description="Divide scores of tokens seen before.")] = None
-    frequency_penalty: Annotated[float | None, Field(description="Subtract this for every earlier occurrence.")] = None
-    presence_penalty: Annotated[float | None, Field(description="Subtract this once from tokens generated before.")] = (
-        None
+    stream: bool | None = Field(None, description="Send the text as it grows, by server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="What a stream sends besides; only with `stream`.")
+    n: int | None = Field(None, ge=1, description="Texts for each prompt; default 1.")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
+        "the context leaves.",
     )
-    logit_bias: Annotated[
-        dict[str, float] | None, Field(max_length=MOST_BIASES, description="Token id -> what is added to its score.")
-    ] = None
-    ignore_eos: Annotated[
-        bool | None, Field(description="Go on after the tokens that end a text; for measurements.")
-    ] = None
-    speculation: Annotated[
-        Literal["off"] | Depth | None,
-        Field(description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'),
-    ] = None
-    response_format: Annotated[
-        ResponseFormat | None,
-        Field(description="JSON, as `json_object` or by a `json_schema`; every token keeps to it."),
-    ] = None
-    structured_outputs: Annotated[
-        StructuredOutputs | None,
-        Field(description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (in Lark's form)."),
-    ] = None
-    user: Annotated[str | None, Field(description="An identifier of yours; it changes nothing.")] = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
+        None, description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."
+    )
+    seed: int | None = Field(
+        None, description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names."
+    )
+    temperature: float | None = Field(None, description="0 is greedy; default 1.")
+    top_p: float | None = Field(None, description="Keep the likeliest tokens with this mass; default 1.")
+    top_k: int | None = Field(None, description="Keep the k likeliest tokens; default 0, all.")
+    min_p: float | None = Field(
+        None, description="Drop tokens below this share of the best one's probability; default 0."
+    )
+    repetition_penalty: float | None = Field(None, description="Divide scores of tokens seen before.")
+    frequency_penalty: float | None = Field(None, description="Subtract this for every earlier occurrence.")
+    presence_penalty: float | None = Field(None, description="Subtract this once from tokens generated before.")
+    logit_bias: dict[str, float] | None = Field(
+        None, max_length=MOST_BIASES, description="Token id -> what is added to its score."
+    )
+    ignore_eos: bool | None = Field(None, description="Go on after the tokens that end a text; for measurements.")
+    speculation: Literal["off"] | Depth | None = Field(
+        None, description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="JSON, as `json_object` or by a `json_schema`; every token keeps to it."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (in Lark's form)."
+    )
+    user: str | None = Field(None, description="An identifier of yours; it changes nothing.")
 
 
 class Function(Strict):
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, Field(description="JSON schema of its arguments, an object.")] = None
-    strict: Annotated[bool | None, Field(description="Whether calls are held to the schema at every token.")] = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of its arguments, an object.")
+    strict: bool | None = Field(None, description="Whether calls are held to the schema at every token.")
 
 
 class Tool(Strict):
@@ -160,66 +146,57 @@ class Sent(Strict):
 
 class CalledFunction(Sent):
     name: str
-    arguments: Annotated[str, Field(description="The JSON text of an object.")]
-    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
+    arguments: str = Field(description="The JSON text of an object.")
+    parsed_arguments: Any = Field(None, exclude=True)
 
 
 class ToolCall(Sent):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: Annotated[int | None, Field(exclude=True)] = None
+    index: int | None = Field(None, exclude=True)
 
 
 class ChatMessage(Sent):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall] | None, Field(description="The calls of an earlier answer.")] = None
-    tool_call_id: Annotated[str | None, Field(description="The call whose result this is.")] = None
-    parsed: Annotated[Any, Field(exclude=True)] = None
+    tool_calls: list[ToolCall] | None = Field(None, description="The calls of an earlier answer.")
+    tool_call_id: str | None = Field(None, description="The call whose result this is.")
+    parsed: Any = Field(None, exclude=True)
 
 
 class ChatRequest(Sampled):
-    messages: Annotated[
-        list[ChatMessage],
-        Field(description="The conversation; see [below](#messages-and-tools)."),
-    ]
-    max_completion_tokens: Annotated[int | None, Field(ge=1, description="The same as `max_tokens`.")] = None
-    logprobs: Annotated[
-        bool | None, Field(description="Report the log probability of each token, of the target at temperature 1.")
-    ] = None
-    top_logprobs: Annotated[
-        int | None,
-        Field(ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`."),
-    ] = None
+    messages: list[ChatMessage] = Field(description="The conversation; see [below](#messages-and-tools).")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same as `max_tokens`.")
+    logprobs: bool | None = Field(
+        None, description="Report the log probability of each token, of the target at temperature 1."
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`."
+    )
     tools: Tools = None
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | ChosenTool | None,
-        Field(description="Whether the answer calls functions, or the one that it must call; default `auto`."),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, Field(description="Whether the answer may call several functions; default true.")
-    ] = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = Field(
+        None, description="Whether the answer calls functions, or the one that it must call; default `auto`."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether the answer may call several functions; default true."
+    )
 
 
 class CompletionRequest(Sampled):
-    prompt: Annotated[
-        str | list[str] | list[int] | list[list[int]],
-        Field(description="A text, token ids, or a list of either."),
-    ]
-    logprobs: Annotated[
-        int | None,
-        Field(ge=0, le=MOST_TOP, description="Report log probabilities, and those of so many of the likeliest tokens."),
-    ] = None
-    echo: Annotated[bool | None, Field(description="Put the prompt before the text; not with `logprobs`.")] = None
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(description="A text, token ids, or a list of either.")
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_TOP, description="Report log probabilities, and those of so many of the likeliest tokens."
+    )
+    echo: bool | None = Field(None, description="Put the prompt before the text; not with `logprobs`.")
 
 
 class TokenizeRequest(Named):
-    prompt: Annotated[str | None, Field(description="A text.")] = None
-    messages: Annotated[list[ChatMessage] | None, Field(description="Or a conversation.")] = None
+    prompt: str | None = Field(None, description="A text.")
+    messages: list[ChatMessage] | None = Field(None, description="Or a conversation.")
     tools: Tools = None
 
 
 class DetokenizeRequest(Named):
-    tokens: Annotated[list[int], Field(description="Token ids.")]
+    tokens: list[int] = Field(description="Token ids.")
