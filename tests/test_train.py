@@ -180,7 +180,7 @@ def test_cached_states_train_the_same_head(kind: str, lm: CausalLM, tmp_path: Pa
     layers = {*made.head.feature_layers, FINAL}
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert len(files) == len(layers) * len(data)
-    room = StateCache(tmp_path / "cache", lm).num_bytes(sum(len(row.ids) for row in data), tuple(layers))
+    room = StateCache(tmp_path / "cache", lm).check_room(sum(len(row.ids) for row in data), tuple(layers))
     assert room < sum(path.stat().st_size for path in files) < room + 200 * len(files)
     for plain, *cached in zip(*(head.parameters() for head in heads), strict=True):
         torch.testing.assert_close(cached[0], plain, rtol=0, atol=1e-4)  # padding moves the last bits

@@ -95,8 +95,7 @@ def train(
     from foretoken.models.parts import parts
     from foretoken.train.begin import Beginning
     from foretoken.train.data import SHORTEST, records
-    from foretoken.train.loop import Plan
-    from foretoken.train.run import Progress
+    from foretoken.train.loop import Plan, Report
     from foretoken.train.run import train as run
 
     if length < SHORTEST:
@@ -113,11 +112,11 @@ def train(
         first = Beginning(begin, other)
     options.spare_threads(lm.model.num_parameters())
 
-    def tell(progress: Progress) -> None:
+    def tell(report: Report) -> None:
         if json_:
-            print(json.dumps(progress.json()), flush=True)
+            print(json.dumps(report.json()), flush=True)
         else:
-            options.progress(progress.text())
+            options.progress(report.text())
 
     asked = Plan(
         head, tokens or 0, seed=seed, batch=batch, length=length, lr=lr or 0.0, layers=layers, levels=levels,

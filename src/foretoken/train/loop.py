@@ -20,6 +20,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.train.begin import Beginning, start_from_target
 from foretoken.train.data import Batches
+from foretoken.train.evaluate import Accuracy
 from foretoken.train.folder import CHECKPOINT
 from foretoken.train.losses import LOSSES, Texts
 from foretoken.train.muon import Muon
@@ -82,6 +83,7 @@ class Report:
     loss: moving average of the loss.
     tokens_per_s: speed since this process began or resumed the run, in tokens per second.
     left_s: estimate of the time that remains, in seconds.
+    accuracy: how well the head drafts on held-out texts; None where it was not measured at this step.
     """
 
     step: int
@@ -90,6 +92,24 @@ class Report:
     loss: float
     tokens_per_s: float
     left_s: float
+    accuracy: Accuracy | None = None
+
+    def text(self) -> str:
+        """Return the report as a line for people."""
+        line = f"step {self.step}/{self.steps}  loss {self.loss:.3f}  {self.tokens_per_s:,.0f} tokens/s"
+        line += f"  {self.left_s / 60:.1f} min left"
+        if self.accuracy is not None:
+            shares = " ".join(f"{x:.2f}" for x in self.accuracy.greedy)
+            line += f"  held-out accuracy by position {shares}, expected length {self.accuracy.expected_length:.2f}"
+        return line
+
+    def json(self) -> dict[str, Any]:
+        """Return the report as an object for log.jsonl."""
+        out = asdict(self)
+        measured = out.pop("accuracy")
+        if self.accuracy is not None:
+            out |= {**measured, "expected_length": self.accuracy.expected_length}
+        return out
 
 
 class Trainer:

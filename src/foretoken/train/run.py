@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import append, write
 from foretoken.heads.checkpoint import save_head
-from foretoken.heads.head import PublishedHead, new_head
+from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.identity import fingerprint
@@ -31,32 +31,6 @@ LAST_ROOTS = 512  # places of held-out texts that a finished head is measured at
 MUON_RATE = 0.01  # Muon's usual learning rate, for all kinds of heads
 
 
-@dataclass(frozen=True)
-class Progress:
-    """A report of the training, with the accuracy on held-out texts; None where it was not measured at this step."""
-
-    report: Report
-    accuracy: Accuracy | None
-
-    def text(self) -> str:
-        """Return the report as a line for people."""
-        r = self.report
-        line = (
-            f"step {r.step}/{r.steps}  loss {r.loss:.3f}  {r.tokens_per_s:,.0f} tokens/s  {r.left_s / 60:.1f} min left"
-        )
-        if self.accuracy is not None:
-            shares = " ".join(f"{x:.2f}" for x in self.accuracy.greedy)
-            line += f"  held-out accuracy by position {shares}, expected length {self.accuracy.expected_length:.2f}"
-        return line
-
-    def json(self) -> dict[str, Any]:
-        """Return the report as an object for log.jsonl."""
-        out = asdict(self.report)
-        if self.accuracy is not None:
-            out |= {**asdict(self.accuracy), "expected_length": self.accuracy.expected_length}
-        return out
-
-
 def train(
     lm: CausalLM,
     tokenizer: Tokenizer,
@@ -64,7 +38,7 @@ def train(
     data: Sequence[Record],
     held_out: Sequence[Record],
     folder: Path,
-    tell: Callable[[Progress], None],
+    tell: Callable[[Report], None],
     made_with: dict[str, Any],
     epochs: int = 10,
     evaluate_every: int = 100,
@@ -89,8 +63,6 @@ def train(
 
     Raises ForetokenError for texts or options that cannot be used.
     """
-    if not 0 <= plan.seed < 2**32:
-        raise ForetokenError(f"seed is {plan.seed}: it must be in 0..2**32 - 1.")
     texts, held = data, held_out
     if not held:
         held, texts = data[::HELD_OUT], [text for i, text in enumerate(data) if i % HELD_OUT]
@@ -115,7 +87,11 @@ def train(
     head = new_head(plan.kind, parts(lm), plan.layers, plan.levels, tokens)
     check_own(folder, asdict(plan))
     folder.mkdir(parents=True, exist_ok=True)
-    kept = None if cache is None else _open_cache(cache, lm, head, min(plan.tokens, per_epoch), note)
+    kept = None
+    if cache is not None:
+        kept = StateCache(cache, lm)
+        most = kept.check_room(min(plan.tokens, per_epoch), (*head.feature_layers, FINAL))
+        note(f"The target's states in {cache} will take up to {most / 1e9:.2f} GB.")
     trainer = Trainer(head, lm, Batches(learnt, plan.batch, plan.seed), plan, folder, kept, begin)
     log = folder / LOG
     if trainer.resume():
@@ -130,21 +106,12 @@ def train(
         last = report.step == report.steps
         look = last or report.step % evaluate_every == 0
         measured = accuracy(head, lm, checked, LAST_ROOTS if last else SIDE_BY_SIDE) if look else None
-        progress = Progress(report, measured)
-        append(log, json.dumps(progress.json()) + "\n")
-        tell(progress)
+        report = replace(report, accuracy=measured)
+        append(log, json.dumps(report.json()) + "\n")
+        tell(report)
 
     trainer.run(report, also_every=evaluate_every)
     _finish(trainer, measured or accuracy(head, lm, checked, LAST_ROOTS), made_with)
-
-
-def _open_cache(
-    folder: Path, lm: CausalLM, head: PublishedHead, tokens: int, note: Callable[[str], None]
-) -> StateCache:
-    cache, layers = StateCache(folder, lm), (*head.feature_layers, FINAL)
-    cache.check_room(tokens, layers)
-    note(f"The target's states in {folder} will take up to {cache.num_bytes(tokens, layers) / 1e9:.2f} GB.")
-    return cache
 
 
 def _cut(log: Path, step: int) -> None:

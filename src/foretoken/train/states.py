@@ -28,20 +28,15 @@ class StateCache:
         self.lm = lm
         self.folder = folder / f"{fingerprint(lm)}-{str(lm.dtype).removeprefix('torch.')}"
 
-    def num_bytes(self, tokens: int, layers: tuple[int, ...]) -> int:
-        """Return the size in bytes of the states of some tokens.
+    def check_room(self, tokens: int, layers: tuple[int, ...]) -> int:
+        """Return the size in bytes that states would take if none were in the cache yet.
 
         tokens: number of tokens.
         layers: the layers whose states are kept; one that occurs twice counts once.
-        """
-        return tokens * len(set(layers)) * self.lm.hidden_size * self.lm.dtype.itemsize
 
-    def check_room(self, tokens: int, layers: tuple[int, ...]) -> None:
-        """Raise ForetokenError where the disk has less room than states would take if none were in the cache yet.
-
-        tokens, layers: as in `num_bytes`.
+        Raises ForetokenError where the disk has less room.
         """
-        wanted = self.num_bytes(tokens, layers)
+        wanted = tokens * len(set(layers)) * self.lm.hidden_size * self.lm.dtype.itemsize
         self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         if wanted > free:
@@ -49,6 +44,7 @@ class StateCache:
                 f"The cache {self.folder.parent} may take {wanted / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
                 "train on fewer --tokens, or leave --cache out."
             )
+        return wanted
 
     def __call__(
         self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"], layers: tuple[int, ...]
