@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
@@ -69,13 +70,12 @@ class Foretoken:
     engine: the engine.
     batch: the number of prompts of one run.
     top_p: as in `Engine.generate`.
-    system: OURS.
     """
 
+    system: ClassVar[str] = OURS
     engine: Engine
     batch: int = 1
     top_p: float = 1.0
-    system: str = field(default=OURS, init=False)
 
     @property
     def name(self) -> str:
@@ -143,10 +143,10 @@ class Transformers:
     assistant: the drafter; None where no model drafts.
     assistant_settings: fields that are set in the drafter's generation config, where generate looks for them.
     top_p: as in generate.
-    system: THEIRS.
-    verifier: None, since its rule has no name here.
     """
 
+    system: ClassVar[str] = THEIRS
+    verifier: ClassVar[None] = None  # its rule has no name here
     name: str
     model: PreTrainedModel
     batch: int = 1
@@ -154,37 +154,36 @@ class Transformers:
     assistant: PreTrainedModel | None = None
     assistant_settings: dict[str, Any] = field(default_factory=dict)
     top_p: float = 1.0
-    system: str = field(default=THEIRS, init=False)
-    verifier: None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
         device = self.model.device
-        target, drafter, watch = Clock(device), Clock(device), Watch(MemoryGrowth(device))
+        target, drafter = Clock(device), Clock(device)
         arguments = dict(self.arguments)
         if temperature > 0:
             arguments |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": self.top_p}
         else:
             arguments |= {"do_sample": False}
-        ids, mask = left_padded(prompts, device)
+        rows = [torch.tensor(prompt, device=device) for prompt in prompts]
+        ids = pad_sequence(rows, batch_first=True, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         torch.manual_seed(seed)
         with ExitStack() as stack:
             stack.enter_context(forwards_timed(self.model, target))
             if self.assistant is not None:
                 arguments |= self.assisted(self.assistant, temperature > 0)
                 stack.enter_context(forwards_timed(arguments["assistant_model"], drafter))
-            watch.begin()
+            watch = Watch(MemoryGrowth(device))
             begin_cpu = time.thread_time()
             out = self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, streamer=watch, **arguments
             )
             wall_s, cpu_s = time.perf_counter() - watch.begun, time.thread_time() - begin_cpu
-        rows, num_tokens = len(prompts), out.numel() - ids.numel()
-        accepted = num_tokens - rows * target.count
+        num_tokens, num_forwards = out.numel() - ids.numel(), len(prompts) * target.count
         return Run(
             num_tokens,
-            rows * target.count,
+            num_forwards,
             drafter.count,  # one drafted token a forward of the drafter
-            accepted,
+            num_tokens - num_forwards,
             wall_s,
             watch.first_s,
             target.seconds + drafter.seconds,
@@ -212,20 +211,16 @@ Method = Foretoken | Transformers
 class Watch(BaseStreamer):
     """A streamer of transformers that takes the time of the first tokens, and samples memory at every step.
 
-    begun: when the run began, in seconds of `time.perf_counter`.
+    begun: when it was made, as the run began, in seconds of `time.perf_counter`.
     first_s: seconds from then to the first new tokens.
     num_first: the number of those.
     """
 
     def __init__(self, memory: MemoryGrowth) -> None:
-        """Prepare for one run; memory: samples it."""
+        """Begin one run now; memory: samples its memory."""
         self.memory = memory
-        self.begun = self.first_s = 0.0
-        self.num_first = 0
+        self.first_s, self.num_first = 0.0, 0
         self._prompt = True
-
-    def begin(self) -> None:
-        """Note that the run begins now."""
         self.begun = time.perf_counter()
 
     def put(self, value: torch.Tensor) -> None:
@@ -240,15 +235,3 @@ class Watch(BaseStreamer):
     def end(self) -> None:
         """Take note that the run is over."""
         self.memory.sample(last=True)
-
-
-def left_padded(prompts: Sequence[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask [b, t] of b prompts, zeros put before the shorter ones.
-
-    prompts: the ids of each prompt.
-    device: where the two tensors are.
-    """
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return ids, mask
