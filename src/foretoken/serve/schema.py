@@ -23,34 +23,35 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool | None = Field(None, description="A last chunk with `usage`, `metrics` and `seed`.")
+    include_usage: bool | None = Field(default=None, description="A last chunk with `usage`, `metrics` and `seed`.")
     include_steps: bool | None = Field(
-        None, description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`."
+        default=None,
+        description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`.",
     )
 
 
 class Named(Strict):
-    model: str | None = Field(None, description="The model's name; by default the one that is served.")
+    model: str | None = Field(default=None, description="The model's name; by default the one that is served.")
 
 
 class JsonSchema(Strict):
-    name: str | None = Field(None, description="A name for the schema; it changes nothing.")
-    description: str | None = Field(None, description="A description for the schema; it changes nothing.")
-    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+    name: str | None = Field(default=None, description="A name for the schema; it changes nothing.")
+    description: str | None = Field(default=None, description="A description for the schema; it changes nothing.")
+    strict: bool | None = Field(default=None, description="The schema is enforced in any case.")
     of: dict[str, Any] = Field(alias="schema", description="The JSON schema.")
 
 
 class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = Field(None, description="The schema, with the type `json_schema`.")
+    json_schema: JsonSchema | None = Field(default=None, description="The schema, with the type `json_schema`.")
 
 
 class StructuredOutputs(Strict):
-    of: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
-    json_object: Literal[True] | None = Field(None, description="Any JSON object.")
-    regex: str | None = Field(None, description="A regular expression for the whole text.")
-    choice: list[str] | None = Field(None, min_length=1, max_length=1000, description="One of these texts.")
-    grammar: str | None = Field(None, description="A Lark grammar.")
+    of: dict[str, Any] | str | None = Field(default=None, alias="json", description="A JSON schema.")
+    json_object: Literal[True] | None = Field(default=None, description="Any JSON object.")
+    regex: str | None = Field(default=None, description="A regular expression for the whole text.")
+    choice: list[str] | None = Field(default=None, min_length=1, max_length=1000, description="One of these texts.")
+    grammar: str | None = Field(default=None, description="A Lark grammar.")
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
@@ -60,51 +61,56 @@ Depth = Annotated[int, Field(ge=1, le=64)]
 class Sampled(Named):
     """The fields that requests for chat completions and for completions have in common."""
 
-    stream: bool | None = Field(None, description="Send the text as it grows, by server-sent events.")
-    stream_options: StreamOptions | None = Field(None, description="What a stream sends besides; only with `stream`.")
-    n: int | None = Field(None, ge=1, description="Texts for each prompt; default 1.")
+    stream: bool | None = Field(default=None, description="Send the text as it grows, by server-sent events.")
+    stream_options: StreamOptions | None = Field(
+        default=None, description="What a stream sends besides; only with `stream`."
+    )
+    n: int | None = Field(default=None, ge=1, description="Texts for each prompt; default 1.")
     max_tokens: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
         "the context leaves.",
     )
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
-        None, description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."
+        default=None, description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."
     )
     seed: int | None = Field(
-        None, description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names."
+        default=None,
+        description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names.",
     )
-    temperature: float | None = Field(None, description="0 is greedy; default 1.")
-    top_p: float | None = Field(None, description="Keep the likeliest tokens with this mass; default 1.")
-    top_k: int | None = Field(None, description="Keep the k likeliest tokens; default 0, all.")
+    temperature: float | None = Field(default=None, description="0 is greedy; default 1.")
+    top_p: float | None = Field(default=None, description="Keep the likeliest tokens with this mass; default 1.")
+    top_k: int | None = Field(default=None, description="Keep the k likeliest tokens; default 0, all.")
     min_p: float | None = Field(
-        None, description="Drop tokens below this share of the best one's probability; default 0."
+        default=None, description="Drop tokens below this share of the best one's probability; default 0."
     )
-    repetition_penalty: float | None = Field(None, description="Divide scores of tokens seen before.")
-    frequency_penalty: float | None = Field(None, description="Subtract this for every earlier occurrence.")
-    presence_penalty: float | None = Field(None, description="Subtract this once from tokens generated before.")
+    repetition_penalty: float | None = Field(default=None, description="Divide scores of tokens seen before.")
+    frequency_penalty: float | None = Field(default=None, description="Subtract this for every earlier occurrence.")
+    presence_penalty: float | None = Field(default=None, description="Subtract this once from tokens generated before.")
     logit_bias: dict[str, float] | None = Field(
-        None, max_length=MOST_BIASES, description="Token id -> what is added to its score."
+        default=None, max_length=MOST_BIASES, description="Token id -> what is added to its score."
     )
-    ignore_eos: bool | None = Field(None, description="Go on after the tokens that end a text; for measurements.")
+    ignore_eos: bool | None = Field(
+        default=None, description="Go on after the tokens that end a text; for measurements."
+    )
     speculation: Literal["off"] | Depth | None = Field(
-        None, description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'
+        default=None, description='Ours: "off" decodes plainly, a number is the largest depth of the token trees.'
     )
     response_format: ResponseFormat | None = Field(
-        None, description="JSON, as `json_object` or by a `json_schema`; every token keeps to it."
+        default=None, description="JSON, as `json_object` or by a `json_schema`; every token keeps to it."
     )
     structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (in Lark's form)."
+        default=None, description="vLLM's: one of `json`, `json_object`, `regex`, `choice`, `grammar` (in Lark's form)."
     )
-    user: str | None = Field(None, description="An identifier of yours; it changes nothing.")
+    user: str | None = Field(default=None, description="An identifier of yours; it changes nothing.")
 
 
 class Function(Strict):
     name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="JSON schema of its arguments, an object.")
-    strict: bool | None = Field(None, description="Whether calls are held to the schema at every token.")
+    parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments, an object.")
+    strict: bool | None = Field(default=None, description="Whether calls are held to the schema at every token.")
 
 
 class Tool(Strict):
@@ -147,54 +153,60 @@ class Sent(Strict):
 class CalledFunction(Sent):
     name: str
     arguments: str = Field(description="The JSON text of an object.")
-    parsed_arguments: Any = Field(None, exclude=True)
+    parsed_arguments: Any = Field(default=None, exclude=True)
 
 
 class ToolCall(Sent):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, exclude=True)
+    index: int | None = Field(default=None, exclude=True)
 
 
 class ChatMessage(Sent):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = Field(None, description="The calls of an earlier answer.")
-    tool_call_id: str | None = Field(None, description="The call whose result this is.")
-    parsed: Any = Field(None, exclude=True)
+    tool_calls: list[ToolCall] | None = Field(default=None, description="The calls of an earlier answer.")
+    tool_call_id: str | None = Field(default=None, description="The call whose result this is.")
+    parsed: Any = Field(default=None, exclude=True)
 
 
 class ChatRequest(Sampled):
     messages: list[ChatMessage] = Field(description="The conversation; see [below](#messages-and-tools).")
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same as `max_tokens`.")
+    max_completion_tokens: int | None = Field(default=None, ge=1, description="The same as `max_tokens`.")
     logprobs: bool | None = Field(
-        None, description="Report the log probability of each token, of the target at temperature 1."
+        default=None, description="Report the log probability of each token, of the target at temperature 1."
     )
     top_logprobs: int | None = Field(
-        None, ge=0, le=MOST_TOP, description="Report those of so many of the likeliest tokens too; needs `logprobs`."
+        default=None,
+        ge=0,
+        le=MOST_TOP,
+        description="Report those of so many of the likeliest tokens too; needs `logprobs`.",
     )
     tools: Tools = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = Field(
-        None, description="Whether the answer calls functions, or the one that it must call; default `auto`."
+        default=None, description="Whether the answer calls functions, or the one that it must call; default `auto`."
     )
     parallel_tool_calls: bool | None = Field(
-        None, description="Whether the answer may call several functions; default true."
+        default=None, description="Whether the answer may call several functions; default true."
     )
 
 
 class CompletionRequest(Sampled):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(description="A text, token ids, or a list of either.")
     logprobs: int | None = Field(
-        None, ge=0, le=MOST_TOP, description="Report log probabilities, and those of so many of the likeliest tokens."
+        default=None,
+        ge=0,
+        le=MOST_TOP,
+        description="Report log probabilities, and those of so many of the likeliest tokens.",
     )
-    echo: bool | None = Field(None, description="Put the prompt before the text; not with `logprobs`.")
+    echo: bool | None = Field(default=None, description="Put the prompt before the text; not with `logprobs`.")
 
 
 class TokenizeRequest(Named):
-    prompt: str | None = Field(None, description="A text.")
-    messages: list[ChatMessage] | None = Field(None, description="Or a conversation.")
+    prompt: str | None = Field(default=None, description="A text.")
+    messages: list[ChatMessage] | None = Field(default=None, description="Or a conversation.")
     tools: Tools = None
 
 
