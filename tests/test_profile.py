@@ -76,17 +76,18 @@ def test_with_a_profiles_costs_a_seed_fixes_the_text_of_method_auto(models, tmp_
 
 
 @pytest.mark.parametrize(
-    ("given", "method"),
+    ("seed", "given", "method"),
     [
-        ((None, None), "auto"),
-        ((3, None), "fixed"),
-        ((3, "p.json"), "auto"),
-        ((None, None, "chain:2"), "fixed"),
-        ((None, "p.json", None, "rrsw"), "fixed"),
+        (None, {}, "auto"),
+        (3, {}, "fixed"),
+        (3, {"profile": "p.json"}, "auto"),
+        (None, {"tree": "chain:2"}, "fixed"),
+        (None, {"profile": "p.json", "verifier": "rrsw"}, "fixed"),
+        (3, {"method": "auto"}, "auto"),
     ],
 )
-def test_generate_is_auto_unless_a_seed_or_a_shape_is_asked_for(given, method):
-    assert options.method_for(*given) == method
+def test_generate_is_auto_unless_a_seed_or_a_shape_is_asked_for(seed, given, method):
+    assert options.EngineOptions(**given).named(seed)["method"] == method
 
 
 def test_a_profile_tells_how_to_spell_and_whether_to_toss_coins(models, tmp_path):

@@ -27,11 +27,11 @@ def run(
 
     Raises ForetokenError for a temperature or a number of samples that cannot be audited.
     """
+    rules = list(VERIFIERS.values())
     if engine is not None:
         check_audited(temperature, samples)
-    rules = list(VERIFIERS.values())
-    if engine is not None and engine.verifier not in rules:
-        rules.append(engine.verifier)
+        if engine.verifier not in rules:
+            rules.append(engine.verifier)
     sections = [one_node(rules, seed, progress), whole_decodings(rules, seed, progress)]
     if engine is None:
         return AuditReport({}, tuple(sections))

@@ -132,8 +132,12 @@ class EngineOptions(RecipeOptions):
 
     def named(self, seed: int | None) -> dict[str, Any]:
         """Return the options as `load_engine` takes them, the method filled in. seed: the one asked for, if any."""
-        chosen = self.tree, self.verifier, self.law, self.draft_probability
-        return {**vars(self), "method": method_for(seed, self.profile, *chosen) if self.method is None else self.method}
+        method = self.method
+        if method is None:
+            chosen = self.tree, self.verifier, self.law, self.draft_probability
+            fixed = any(x is not None for x in chosen) or (seed is not None and self.profile is None)
+            method = FIXED if fixed else AUTO
+        return {**vars(self), "method": method}
 
     def anywhere(self) -> "EngineOptions":
         """Return these options for a process that runs in another folder: files and folders have absolute paths.
@@ -312,17 +316,6 @@ def check_models(
     check_engine(target, drafter, **named)
     if profile is not None:
         read_profile(profile)
-
-
-def method_for(seed: int | None, profile: str | None, *named: object) -> str:
-    """Return the method where none is asked for.
-
-    seed: the seed asked for, if any.
-    profile: the profile's file, if there is one.
-    named: tree, verifier and the like; None for those that are not given.
-    """
-    fixed = any(x is not None for x in named) or (seed is not None and profile is None)
-    return FIXED if fixed else AUTO
 
 
 @uncollected()

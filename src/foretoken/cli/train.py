@@ -13,7 +13,7 @@ from foretoken.core.limits import check_choice, check_counts, check_seed
 from foretoken.heads import HEADS
 from foretoken.train.folder import CHECKPOINT, check_out
 
-MOST_LEVELS, MOST_LAYERS = 64, 64
+MOST = 64  # levels, and layers
 
 
 @command
@@ -75,9 +75,9 @@ def train(
         raise ForetokenError(f"--roots is {roots}: it must be above 0 and at most 1.")
     if lr is not None and not 0 < lr < 1:
         raise ForetokenError(f"--lr is {lr}: it must lie between 0 and 1.")
-    for name, value, most in (("levels", levels, MOST_LEVELS), ("layers", layers, MOST_LAYERS)):
-        if value is not None and not 1 <= value <= most:
-            raise ForetokenError(f"--{name} is {value}: it must be from 1 to {most}.")
+    for name, value in (("levels", levels), ("layers", layers)):
+        if value is not None and not 1 <= value <= MOST:
+            raise ForetokenError(f"--{name} is {value}: it must be from 1 to {MOST}.")
     check_seed(seed)
     check_choice("head", head, HEADS)
     for file in (*data, *(held_out or ())):

@@ -141,7 +141,6 @@ class Trainer:
         self.step, self.tokens, self.smooth = 0, 0, math.nan
         self.optimizers = _optimizers(head, plan.optimizer)
 
-    @torch.no_grad()
     def texts(self, step: int) -> Texts:
         """Return the texts of the step with index `step`, from 0 on, with the target's states."""
         return read_texts(self.head, self.lm, *self.batches[step], self.cache)
