@@ -20,8 +20,8 @@ def text(known: Experience, prompt: int, tokens: int, limit: int, price: float, 
     """
     deciding, unread, emitted, total = controller(known), prompt, 1, 0.0
     while emitted < tokens:
-        limits = [limit - emitted - 1]
-        chosen = deciding.choose(True, limits, unread, known.reading.left(emitted, limit - emitted)) if limits[0] else []
+        ahead = limit - emitted
+        chosen = deciding.choose(True, [ahead - 1], unread, known.reading.left(emitted, ahead)) if ahead > 1 else []
         depth = min(depth_of(chosen), tokens - emitted - 1)
         accepted = int(np.cumprod(rng.random(depth) < ACCEPTANCE).sum())
         read = unread if chosen else 0
