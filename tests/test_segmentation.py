@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tokenizers_zoo as zoo
-from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, Segmentation, combinations
+from benchmarks.papers.slrs_table5 import combinations
+from foretoken.vocab.segmentation import NONE, OPEN, Segmentation
 from foretoken.vocab.translation import FIRM, Edge, Translation
 from foretoken.vocab.vocabulary import vocabulary
 
@@ -32,8 +33,11 @@ def test_what_each_drafter_token_does():
     assert read(b"a") == [a, a, b"ab", a, a, b"abc", a, a]
     assert read(b"ab") == [ab, ab, ab, b"abc", ab, ab, ab, ab]
     assert read(b"abc") == [ab, ab, ab, ab, abcd, ab, ab, ab]
-    assert read(b"", b"a") == [CLOSED, b"", CLOSED, CLOSED, CLOSED, CLOSED, NONE, CLOSED]  # "bx" begins with no token
-    assert read(b"", b"b") == [CLOSED, CLOSED, b"", CLOSED, CLOSED, c, CLOSED, CLOSED]
+    assert read(b"", b"a") == [NONE, b"", NONE, NONE, NONE, NONE, NONE, NONE]  # "bx" begins with no token
+    assert read(b"", b"b") == [NONE, NONE, b"", NONE, NONE, c, NONE, NONE]
+    assert np.flatnonzero(~SEG.closed(loose(D, b"a"))).tolist() == [1, 6]
+    assert np.flatnonzero(~SEG.closed(loose(D, b"b"))).tolist() == [2, 5]
+    assert not SEG.closed(FIRM).any()
 
 
 def test_a_plan_has_every_draft_once():
@@ -64,12 +68,13 @@ def test_every_outcome_is_the_longest_match(drafter, taken):
     segmentation = Segmentation(Translation(t, d), len(d.tokens), len(t.tokens), 64)
     starts = {token[:n] for token in t.ids for n in range(len(token))}
     for state in [b""] if taken else segmentation.states:
-        codes = segmentation.outcomes(state, loose(d, taken))
+        codes, closed = segmentation.outcomes(state, loose(d, taken)), segmentation.closed(loose(d, taken))
         for i, token in enumerate(d.tokens):
             if not token:
                 continue
-            if not token.startswith(taken):
-                assert codes[i] == CLOSED
+            assert closed[i] == (not token.startswith(taken))
+            if closed[i]:
+                assert codes[i] == NONE
                 continue
             string = state + token[len(taken) :]
             if string in starts:

@@ -26,7 +26,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab import slrs
 from foretoken.vocab.price import Price
-from foretoken.vocab.segmentation import CLOSED, NONE, OPEN, SingleTokens
+from foretoken.vocab.segmentation import NONE, OPEN, SingleTokens
 from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
 from raising import raising
@@ -182,7 +182,7 @@ def test_at_temperature_0_the_likeliest_draft_is_written(prompt):
         code = OPEN
         while code <= OPEN:
             weights = table[(0, *ids)[-2], ids[-1]].clone()
-            weights[segmentation.outcomes(state, edge) == CLOSED] = 0
+            weights[segmentation.closed(edge)] = 0
             ids.append(int(weights.argmax()))
             code = int(segmentation.outcomes(state, edge)[ids[-1]])
             state, edge = (segmentation.states[OPEN - code] if code <= OPEN else b""), FIRM

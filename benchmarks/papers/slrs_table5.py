@@ -7,7 +7,6 @@ import numpy as np
 
 from benchmarks.papers.run import Run
 from foretoken.models.load import load_tokenizer
-from foretoken.vocab.segmentation import combinations
 from foretoken.vocab.vocabulary import vocabulary
 
 # Citations: Table 5, of the 150,000 shortest of Qwen2-7B-Instruct's 151,646 tokens.
@@ -25,6 +24,14 @@ COMBINATIONS = {
 HELLO, COMPLETE, FOUND = b"Hello", 16, 14  # citations: appendix C and Figure 1
 MISSING = b"llo"  # the part that none of Figure 1's 14 sequences has
 LONGEST, QUICK_LONGEST = 8, 5  # letters of the complete vocabulary of Lemma 3.1
+
+
+def combinations(tokens: set[bytes], data: bytes) -> int:
+    """Return how many sequences of `tokens` spell `data`: 2^(m-1) for m letters if every string is a token."""
+    ways = [1]
+    for end in range(1, len(data) + 1):
+        ways.append(sum(ways[start] for start in range(end) if data[start:end] in tokens))
+    return ways[-1]
 
 
 def slrs_table5(run: Run) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretoken.core.sampling import Sampling
-from foretoken.vocab.segmentation import CLOSED, Plan, Segmentation
+from foretoken.vocab.segmentation import Plan, Segmentation
 from foretoken.vocab.strings import Followed
 from foretoken.vocab.translation import Edge
 
@@ -101,7 +101,7 @@ class Price:
         nodes = self.plant(plan)
         self.score()
         q = self.row.trie.q
-        reach = [1.0 / float(q[self.node][first_tokens(self.segmentation, self.edge)].sum())]
+        reach = [1.0 / float(q[self.node][~self.segmentation.closed(self.edge)].sum())]
         psi = 0.0
         for i, (node, stops) in enumerate(zip(nodes, plan.stops, strict=True)):
             if i:
@@ -109,12 +109,3 @@ class Price:
             if len(stops):
                 psi += reach[i] * float(q[node][stops].sum())
         return psi
-
-
-def first_tokens(segmentation: Segmentation, edge: Edge) -> np.ndarray:
-    """Return which drafter tokens may begin a draft [d], bool.
-
-    segmentation: the outcomes of drafter tokens.
-    edge: the end of the context.
-    """
-    return segmentation.outcomes(b"", edge) != CLOSED

@@ -22,8 +22,7 @@ from foretoken.vocab.translation import FIRM, Edge, Translation
 
 # Outcomes of a drafter token that are no target id:
 NONE = -1  # the draft begins with no target token
-CLOSED = -2  # the drafter token may not come first, at the edge of this context
-OPEN = -3  # OPEN - i: the draft goes on; it is open string i
+OPEN = -2  # OPEN - i: the draft goes on; it is open string i
 REMEMBERED = 1 << 25  # numbers in all remembered outcomes together, and about as many in all remembered plans
 PLAN = 8  # arrays of nearly the drafter's whole width that a plan has, about
 
@@ -65,6 +64,7 @@ class Segmentation:
     states: all open strings; each has its index here as its number.
     following: {open string: the bytes that may follow it}.
     outcomes: the remembered results of `_outcomes`, which describes the arguments and the array.
+    closed: closed(edge) are the drafter tokens that may not come first after a context with this edge [width], bool.
     plan: plan(token, edge) is the Plan of target id `token` after a context with this edge; None where no draft settles
         on it.
     """
@@ -102,6 +102,7 @@ class Segmentation:
         self._spelled = {i: token for token, i in self.ids.items()}
         remembered = max(16, REMEMBERED // max(width, 1))
         self.outcomes = lru_cache(remembered)(self._outcomes)
+        self.closed = lru_cache(remembered)(lambda edge: edge.closed(width))
         self.plan = lru_cache(max(16, remembered // PLAN))(self._plan)
 
     def first(self, data: bytes) -> int:
@@ -117,23 +118,20 @@ class Segmentation:
 
     def _outcomes(self, state: bytes, edge: Edge = FIRM, last: bool = False) -> np.ndarray:
         """Return what each drafter token does to a draft [width], int32: the target token on which the draft settles
-        with it, NONE, CLOSED, or OPEN - i where the draft goes on as states[i].
+        with it, NONE, or OPEN - i where the draft goes on as states[i].
 
         state: the open string of the draft so far.
         edge: the context's, for a draft that begins; FIRM for one that goes on.
         last: whether the draft ends with this token, so that none goes on but one that is still empty.
         """
         taken = edge.taken
-        codes = np.full(self.width, CLOSED if taken else self.first(state), dtype=np.int32)
+        codes = np.full(self.width, NONE if taken else self.first(state), dtype=np.int32)
         low = bisect_left(self._keys, taken)
         high = _after(self._keys, taken, low)
-        if taken:
-            codes[self._order[low:high]] = NONE
-        elif not state:
+        if not (taken or state):
             codes[list(self._special)] = list(self._special.values())
         self._mark(codes, state, taken, low, high)
-        if taken:
-            codes[edge.closed(self.width)] = CLOSED
+        codes[self.closed(edge)] = NONE
         if last:
             goes_on = (codes <= OPEN) & (codes != OPEN - self._numbers[b""])
             codes[goes_on] = [self.first(self.states[OPEN - code]) for code in codes[goes_on]]
@@ -220,17 +218,3 @@ def _after(keys: list[bytes], prefix: bytes, low: int, high: int | None = None) 
     high = len(keys) if high is None else high
     stem = prefix.rstrip(b"\xff")
     return bisect_left(keys, stem[:-1] + bytes((stem[-1] + 1,)), low, high) if stem else high
-
-
-def combinations(tokens: set[bytes], data: bytes) -> int:
-    """Return how many sequences of `tokens` spell `data`: 2^(m-1) for m letters if every string is a token.
-
-    tokens: the byte strings of the vocabulary.
-    data: the string to split.
-
-    Source: Timor et al. 2025, section 3.4 and appendix C.
-    """
-    ways = [1]
-    for end in range(1, len(data) + 1):
-        ways.append(sum(ways[start] for start in range(end) if data[start:end] in tokens))
-    return ways[-1]

@@ -38,7 +38,7 @@ from foretoken.core.verifier import LawFamily
 from foretoken.draft.lm import CHAIN
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.rows import Rows
-from foretoken.vocab.price import Price, Row, Trie, first_tokens
+from foretoken.vocab.price import Price, Row, Trie
 from foretoken.vocab.segmentation import NONE, OPEN, Segmentation, SingleTokens
 from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.strings import common_prefix
@@ -213,7 +213,7 @@ class SLRSSession:
             again = FIRM if draft else edge
             weights, nothing = row.trie.q[at], -np.inf if greedy else 0.0
             if again.taken:
-                weights = np.where(first_tokens(self.segmentation, again), weights, nothing)
+                weights = np.where(self.segmentation.closed(again), nothing, weights)
                 if weights.max() == nothing:
                     return None
             if greedy:

@@ -24,11 +24,11 @@ class Edge:
     firsts: frozenset[int] = frozenset()
 
     def closed(self, width: int) -> np.ndarray:
-        """Return which drafter tokens may not be drafted first [width], bool; only where a token is taken back.
+        """Return which drafter tokens may not be drafted first [width], bool.
 
         width: the number of columns of the drafter's logits.
         """
-        closed = np.ones(width, dtype=bool)
+        closed = np.full(width, bool(self.taken))
         closed[[i for i in self.firsts if i < width]] = False
         return closed
 
