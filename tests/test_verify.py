@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import plain_kseq
 from benchmarks.exactly import enumerated
 from foretoken.audit import enumerate as exact
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.tree import Siblings
 from foretoken.core.verifier import LawFamily, Verifier
-from foretoken.verify import VERIFIERS, kseq, rejection
+from foretoken.verify import VERIFIERS, rejection
 from foretoken.verify.exact_transport import Transport, TransportGrouped
 from foretoken.verify.published.plan import Solver
 from rates import f64, random_pair
-from tables import enumerated_once, remembered
+from tables import enumerated_once
 from thinning import one_in
 
 PAIRS = exact.all_pairs(seed=0)
@@ -28,7 +29,7 @@ COUNTS = [(0.3, 0.7), (0.7, 0.3), (1.0, 0.0), (0.2, 0.5, 0.3), (0.1, 0.0, 0.6, 0
 RANDOM = [IID(len(c) - 1, c) for c in COUNTS]
 ACCEPTED = [(rule, law) for rule in VERIFIERS.values() for law in exact.laws_of(rule)]
 MORE = [(rule, law) for rule in VERIFIERS.values() for law in (IID(0), IID(4), *RANDOM) if rule.accepts(law)]
-COMPILED = ("standard", "rrs", "rrsw", "kseq")
+COMPILED = ("standard", "rrs", "rrsw")
 
 
 def name(x: object) -> str:
@@ -64,9 +65,7 @@ def test_every_rule_is_lossless_for_every_law_it_accepts(rule: Verifier, law: La
 
 @pytest.fixture
 def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rejection, kseq):
-        monkeypatch.setattr(module, "loops_take", lambda *_: False)
-    monkeypatch.setattr(kseq, "solve_rho", remembered(kseq.solve_rho))  # the same for all draws
+    monkeypatch.setattr(rejection, "loops_take", lambda *_: False)
 
 
 @pytest.mark.usefixtures("unchecked", "without_loops")
@@ -203,7 +202,7 @@ ROWS: dict[str, tuple[Row, Row]] = {
         partial(rejection.recursive_row, without_replacement=True),
         partial(rejection.plain_row, without_replacement=True),
     ),
-    "kseq": (kseq.kseq_row, kseq.plain_row),
+    "kseq": (lambda p, q, draws: VERIFIERS["kseq"](p, Siblings(draws, q, IID(len(draws)))), plain_kseq.row),
 }
 
 

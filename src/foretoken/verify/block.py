@@ -68,7 +68,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.draws import draw_iid, on_cpu
+from foretoken.core.draws import draw_iid
 from foretoken.core.laws import Law
 from foretoken.core.random import Random, Uniforms
 from foretoken.core.shapes import Float
@@ -80,7 +80,7 @@ from foretoken.kernel.draws import pick, total_of
 from foretoken.verify.exact_transport import Transport
 from foretoken.verify.pairwise import Pairwise
 from foretoken.verify.rejection import RRSw, Standard, recursive_row
-from foretoken.verify.rule import TINY, is_one_draw
+from foretoken.verify.rule import TINY, is_one_draw, loops_take
 
 Visit = Iterator[tuple[int, float] | int]  # what `TreeBlock._visit` yields
 
@@ -122,7 +122,7 @@ def decide(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int,
     drafts: the ids of the draft tokens, from the root down [l].
     u: uniforms in [0, 1), the first for tau, the second for the token [1, 2].
     """
-    if not (isinstance(u, Tensor) and on_cpu(p) and on_cpu(q) and p.dtype == q.dtype):
+    if not (isinstance(u, Tensor) and loops_take(p, q)):
         return plain_decision(p, q, drafts, u)
     arrays = p.detach().numpy(), q.detach().numpy(), np.array(drafts), u[0].numpy()
     return decide_compiled(*arrays)
@@ -285,7 +285,7 @@ class TreeBlock:
             siblings = None
         q, draws = (None, ()) if siblings is None else (siblings.q, siblings.draws)
         single = siblings is None or is_one_draw(siblings)
-        looped = single and rng.gives_numbers and on_cpu(p) and (q is None or (on_cpu(q) and p.dtype == q.dtype))
+        looped = single and rng.gives_numbers and loops_take(p, p if q is None else q)
         row = None if looped else self.law(p, siblings, weight)
         left = 1.0
         for token in dict.fromkeys(draws):

@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.draws import on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Hub, Law
 from foretoken.core.shapes import Float
@@ -40,7 +39,7 @@ from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
 from foretoken.verify.rejection import recursive_row
-from foretoken.verify.rule import TINY, Rule, count_chances, draws_one, is_one_draw, is_single
+from foretoken.verify.rule import TINY, Rule, as_numpy, count_chances, draws_one, is_one_draw, is_single
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -88,20 +87,14 @@ class TransportGrouped(Rule):
             return torch.zeros_like(p[:, 0])
         if draws_one(law):
             return iid_optimum(p, q, as_iid(law))
-        pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
-        return torch.tensor([accepted_mass(*pair, as_iid(law)) for pair in pairs], dtype=p.dtype, device=p.device)
-
-
-def accepted_mass(p: np.ndarray, q: np.ndarray, law: IID) -> float:
-    """Return sum m, the probability that `transport-grouped` accepts its pick, for one pair of distributions.
-
-    p, q: probabilities of the target and of the drafter, float64, normalised [v].
-    law: the i.i.d. draws, of fixed or random number.
-    """
-    ns, cs, mean = draw_counts(law)
-    groups = by_near_ratio(p, q, mean)
-    rho = selection(groups.p, groups.q, ns, cs)
-    return float(np.minimum(p, np.where(groups.group >= 0, rho[groups.group] * q, 0.0)).sum())
+        ns, cs, mean = draw_counts(as_iid(law))
+        found = []
+        for p_row, q_row in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True):
+            groups = by_near_ratio(p_row, q_row, mean)
+            rho = selection(groups.p, groups.q, ns, cs)
+            picked = np.where(groups.group >= 0, rho[groups.group] * q_row, 0.0)
+            found.append(float(np.minimum(p_row, picked).sum()))
+        return torch.tensor(found, dtype=p.dtype, device=p.device)
 
 
 def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping) -> Float[Tensor, " v"]:
@@ -159,14 +152,6 @@ def as_iid(law: Law) -> IID:
     if is_single(law):
         return IID(law.k)
     raise ForetokenError(f"Transport is not lossless for law {law.name} with {law.k} draws: draw them i.i.d.")
-
-
-def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
-    """Return `row` [v] as a contiguous array in CPU memory, half precision as float32."""
-    row = row.detach()
-    if not on_cpu(row):
-        row = row.to("cpu", torch.promote_types(row.dtype, torch.float32))
-    return np.ascontiguousarray(row.numpy())
 
 
 @lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
-from foretoken.verify.rule import TINY, Rule, count_chances, loops_take
+from foretoken.verify.rule import TINY, Rule, as_numpy, count_chances
 
 HALVINGS = 52  # of the interval [1, k] by bisection, as many as the fraction of a float64 has bits
 
@@ -40,14 +40,19 @@ class KSeq(Rule):
     Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
     Accepts k draws with probability 1 - (1 - beta)^k, at least 1 - 1/e of the optimum; where their number is random,
     that bound does not hold (docs/theory.md, Theorem 4). One draw is decided as by the standard rule. Cost: O(v) for
-    each of about ten Newton steps, and O(v + k) for the row.
+    each of about ten Newton steps, and O(v + k) for the row, on the CPU: rows on an accelerator are copied there and
+    back.
     """
 
     name: str = "kseq"
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None
-        return kseq_row(p, siblings.q, siblings.draws)
+        if not siblings.draws:
+            return p
+        row = as_numpy(p).copy()
+        fill_row(row, as_numpy(siblings.q), np.array(siblings.draws, dtype=np.int64))
+        return torch.from_numpy(row).to(p)
 
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Return 1 - E[(1 - beta)^N] over the number N of draws, with beta at the rho* for each N."""
@@ -57,45 +62,6 @@ class KSeq(Rule):
                 beta = _beta(p, q, solve_rho(p, q, n))
                 accepted -= count * torch.expm1(n * torch.log1p(-beta))
         return accepted
-
-
-def kseq_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
-    """Return the row of K-SEQ, of p's dtype [v], by the compiled loop where `loops_take` the tensors.
-
-    p, q: probabilities of the target and of the drafter, of any positive sum [v].
-    draws: token ids in draw order; without any the row is p.
-    """
-    if not loops_take(p, q):
-        return plain_row(p, q, draws)
-    row = p.detach().numpy().copy()
-    if draws:
-        weights = np.ascontiguousarray(q.detach().numpy())
-        fill_row(row, weights, np.array(draws, dtype=np.int64))
-    return torch.from_numpy(row)
-
-
-def plain_row(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Float[Tensor, " v"]:
-    """Compute `kseq_row` by torch, in float64, on any device and without a host synchronisation.
-
-    p, q, draws: as in `kseq_row`.
-    """
-    target, draft = p.double() / p.double().sum(), q.double() / q.double().sum()
-    if not draws:
-        return target.to(p.dtype)
-    rho = solve_rho(target, draft, len(draws))
-    passing = torch.minimum(draft, target / rho)
-    c = torch.minimum(first_pass(passing.sum().clamp(max=1), len(draws)), rho)
-    row = torch.zeros_like(target)
-    reach = torch.ones_like(rho)
-    for x in draws:
-        accept = torch.where(draft[x] > TINY, passing[x] / draft[x], 0.0)
-        row[x] += reach * accept
-        reach = reach * (1 - accept)
-    residual = (target - c * passing).clamp(min=0)
-    total = residual.sum()
-    # p == q leaves no residual; it is then reached with probability 0 up to rounding, and p serves.
-    left = torch.where(total > TINY, residual / total, target)
-    return (row + reach * left).to(p.dtype)
 
 
 def first_pass(beta: Float[Tensor, "*rows"], k: int) -> Float[Tensor, "*rows"]:
@@ -130,13 +96,13 @@ def _beta(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:
 
 @partial(compiled, reorder_sums=True)
 def fill_row(p: np.ndarray, q: np.ndarray, draws: np.ndarray) -> None:
-    """Turn p into the row of `kseq_row`, in place, with Newton steps instead of the bisection of `solve_rho`.
+    """Turn p into the row, in place, with Newton steps instead of the bisection of `solve_rho`.
 
     The root of f(rho) = rho - c(beta(rho)) is kept between `low` and `high`. With n(rho) = sum of p where p < rho q,
     d beta / d rho = -n / rho^2 and dc / d beta = (k (1 - beta)^(k-1) - c) / beta.
 
     p: target probabilities [v], float32 or float64, of any positive sum.
-    q: draft probabilities [v], of p's dtype and any positive sum.
+    q: draft probabilities [v], float32 or float64, of any positive sum.
     draws: token ids in draw order [k], int64, k > 0.
     """
     v, k = p.shape[0], draws.shape[0]

@@ -41,7 +41,7 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.rule import TINY, Rule, count_chances, is_single, loops_take
 
-MOST_STATES = 10_000_000  # the most numbers in a table of `rrsw_acceptance`
+MOST_STATES = 10_000_000  # the most numbers in a table of `RRSw.acceptance`
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,10 @@ class RRSw(Rule):
     def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
         """Return 1 - P(all draws are rejected), a sum over the O(v^(k-1)) sequences of all rejected draws but the last.
 
-        Raises ForetokenError where that sum is too long.
+        Raises ForetokenError where the tables of that sum would hold more than MOST_STATES numbers.
         """
-        return rrsw_acceptance(p, q, law)
+        counts, repeats = torch.tensor(count_chances(law), dtype=p.dtype, device=p.device), isinstance(law, IID)
+        return torch.stack([1 - _all_rejected(*pair, counts, repeats) for pair in zip(p, q, strict=True)])
 
 
 def recursive_row(
@@ -205,18 +206,6 @@ def rrs_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -
         z = (p - c * q).clamp(min=0).sum(-1, keepdim=True)
         rejected = rejected + count * z
     return 1 - rejected[:, 0]
-
-
-def rrsw_acceptance(p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-    """Return the acceptance of RRSw, 1 - P(all draws are rejected), a sum over the sequences of rejected tokens [m].
-
-    p, q: distributions of the target and of the drafter, float64 [m, v].
-    law: draws without replacement, i.i.d. draws, or a single draw.
-
-    Raises ForetokenError where the tables of the sum would hold more than MOST_STATES numbers.
-    """
-    counts, repeats = torch.tensor(count_chances(law), dtype=p.dtype, device=p.device), isinstance(law, IID)
-    return torch.stack([1 - _all_rejected(p_row, q_row, counts, repeats) for p_row, q_row in zip(p, q, strict=True)])
 
 
 def _all_rejected(

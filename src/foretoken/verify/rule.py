@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from foretoken.core.draws import on_cpu
 from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
@@ -44,6 +47,14 @@ def is_one_draw(siblings: Siblings) -> bool:
 def loops_take(p: Tensor, q: Tensor) -> bool:
     """Whether the compiled loops can work on p and q [v]: both are in CPU memory and of one dtype."""
     return on_cpu(p) and on_cpu(q) and p.dtype == q.dtype
+
+
+def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
+    """Return `row` [v] as a contiguous array in CPU memory, half precision as float32."""
+    row = row.detach()
+    if not on_cpu(row):
+        row = row.to("cpu", torch.promote_types(row.dtype, torch.float32))
+    return np.ascontiguousarray(row.numpy())
 
 
 def count_chances(law: Law) -> tuple[float, ...]:
