@@ -343,7 +343,7 @@ def command(
 
 def _methods(lm: HeadLM, nodes: int, sampled: bool = True) -> "list[Method]":
     serial = lm.head.parallel_from
-    trees = ["dynamic"] if serial is None or lm.depth == serial else ["dynamic", "product"]
+    trees = ["dynamic"] if serial is None or lm.head.depth == serial else ["dynamic", "product"]
     methods = [method(lm, f"{tree}:{nodes}") for tree in trees]
     if sampled:
         methods += [method(lm, tree.format(nodes), rule, sampled=True) for tree, rule in SAMPLED]

@@ -106,8 +106,8 @@ def test_the_chosen_path_has_its_law(v: int, k: int, length: int) -> None:
     for path in expected:
         found, beta = 1.0, 1.0
         for i, x in enumerate(path):
-            choice = choose(p[path[:i]], q[path[:i]], (x,), k, beta)
-            found, beta = found * float(choice.law[x]), choice.beta
+            _, law, beta = choose(p[path[:i]], q[path[:i]], (x,), k, beta)
+            found *= float(law[x])
         assert found == pytest.approx(expected[path], abs=1e-14)
 
 
@@ -119,8 +119,8 @@ def place(p: Tensor, q: Tensor, token: int) -> tuple[float, int]:
 def test_equal_ratios_are_ordered_by_their_ids() -> None:
     p, q = torch.tensor([0.2, 0.4, 0.4]).double(), torch.tensor([0.1, 0.2, 0.7]).double()
     for draws in ((1, 0), (0, 1), (2, 1, 0)):
-        assert choose(p, q, draws, 2, 1.0).token == 0
-    law = choose(p, q, (0,), 2, 1.0).law
+        assert choose(p, q, draws, 2, 1.0)[0] == 0
+    _, law, _ = choose(p, q, (0,), 2, 1.0)
     assert law.tolist() == pytest.approx([1 - 0.9**2, 0.9**2 - 0.7**2, 0.7**2])
 
 
@@ -172,8 +172,8 @@ def test_the_law_of_single_draws_is_caught(shape: object, monkeypatch: pytest.Mo
     """A path that was chosen among several, verified as if it were the only one, is lossy."""
 
     def unskewed(p, q, draws, k, beta):
-        choice = choose(p, q, draws, k, beta)
-        return multipath.Choice(choice.token, q.double(), choice.beta)
+        token, _, beta = choose(p, q, draws, k, beta)
+        return token, q.double(), beta
 
     monkeypatch.setattr(multipath, "choose", unskewed)
     assert decoding.measure(GBV, IID, decoding.Shape("wrong", shape, 2), 3).worst > 0.01
@@ -193,9 +193,8 @@ def test_rows_on_the_way_of_deep_paths_stay_distributions() -> None:
     beta = 1.0
     for _ in range(40):
         p, q = (torch.softmax(4 * torch.randn(1000, generator=generator), 0) for _ in range(2))
-        choice = choose(p, q, tuple(rng.choices(range(1000), q.tolist(), k=8)), 8, beta)
-        assert float(choice.law.min()) >= 0
-        assert float(choice.law.sum()) == pytest.approx(1, abs=1e-12)
-        assert 0 <= choice.beta <= 1
-        beta = choice.beta
-    assert float((choice.law - q.double() / q.double().sum()).abs().sum()) < 1e-6
+        _, law, beta = choose(p, q, tuple(rng.choices(range(1000), q.tolist(), k=8)), 8, beta)
+        assert float(law.min()) >= 0
+        assert float(law.sum()) == pytest.approx(1, abs=1e-12)
+        assert 0 <= beta <= 1
+    assert float((law - q.double() / q.double().sum()).abs().sum()) < 1e-6

@@ -381,7 +381,12 @@ def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
     lm = source.lm
     assert isinstance(lm, HeadLM)
     if isinstance(policy, ProductTree):
-        serial = lm.serial_levels()
+        serial = lm.head.parallel_from
+        if serial is None:
+            raise ForetokenError(
+                f"Head {lm.name} drafts its levels one after the other, and a product tree needs parallel ones: take a "
+                "dynamic tree."
+            )
         grown = replace(policy, depth=serial + 1)
         return ProductDrafter(lm, grown, law, source.vocab_size, serial, policy.budget, policy.wide)
     return HeadDrafter(lm, policy, law, source.vocab_size)

@@ -30,13 +30,6 @@ T = TypeVar("T")
 Observer = Callable[[Sequence, TokenTree, NodeScores, Path, int], None]
 
 
-def nobody(seq: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
-    """Do nothing: the observer where none is given.
-
-    seq, tree, scores, path, token: what every observer is called with, see Observer.
-    """
-
-
 class DraftFailedWarning(RuntimeWarning):
     """A drafter raised an error during generation; decoding goes on without it."""
 
@@ -90,8 +83,7 @@ class Decoder:
         slots: the most tokens of a sequence: prompt, output and the nodes of one tree together.
         observer: is called at every step for every sequence; None: nothing is.
         """
-        self.name = target.name
-        self.observer = observer or nobody
+        self.observer = observer or (lambda *_: None)
         self.walk = walk_of(verifier)
         self.gave_up = False
         self.sequences: list[Sequence] = []

@@ -37,8 +37,8 @@ class Saved:
 
 
 @runtime_checkable
-class TargetSession(Protocol):
-    """The state of one batch in the target, such as its cache."""
+class Session(Protocol):
+    """The state of one batch, such as a cache."""
 
     def join(self) -> None:
         """Add an empty row at the end, for a sequence that joins the batch."""
@@ -47,6 +47,11 @@ class TargetSession(Protocol):
     def leave(self, row: int) -> None:
         """Forget the row with index `row`; the last row takes its place."""
         ...
+
+
+@runtime_checkable
+class TargetSession(Session, Protocol):
+    """The state of one batch in the target."""
 
     def score(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> Seq[NodeScores]:
         """Return the node scores of each tree, all by one forward.
@@ -79,16 +84,8 @@ class TargetSession(Protocol):
 
 
 @runtime_checkable
-class DraftSession(Protocol):
-    """The state of one batch in the drafter, such as its cache."""
-
-    def join(self) -> None:
-        """Add an empty row at the end, for a sequence that joins the batch."""
-        ...
-
-    def leave(self, row: int) -> None:
-        """Forget the row with index `row`; the last row takes its place."""
-        ...
+class DraftSession(Session, Protocol):
+    """The state of one batch in the drafter."""
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         """Return one token tree per sequence, rooted at its last committed id.

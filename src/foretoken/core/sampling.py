@@ -107,11 +107,6 @@ class Sampling:
         """(top_k, top_p, min_p), as compiled loops take them."""
         return min(self.top_k, LARGEST), float(self.top_p), float(self.min_p)
 
-    @property
-    def tempers_only(self) -> bool:
-        """Whether p is softmax(logits / temperature) and no more."""
-        return self.temperature > 0 and self.truncation == ALL and not self.moves_scores
-
     def without_ids(self) -> "Sampling":
         """Return the settings without bias, penalties and processors, whose ids are those of one vocabulary."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)

@@ -10,6 +10,7 @@ from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
+from foretoken.kernel.sizes import ALL
 
 ANY_DEPTH = 2**31
 Origin = Literal["plain", "accepted", "corrected", "bonus"]  # of one emitted token; `Step.origins` explains them
@@ -99,7 +100,7 @@ class Sequence:
         """Whether p is softmax(logits / temperature) and no more, at temperature 0 one-hot at the largest logit."""
         if self.sampling.moves_scores or self.shapes_logits:
             return False
-        return self.sampling.temperature == 0 or self.sampling.tempers_only
+        return self.sampling.temperature == 0 or self.sampling.truncation == ALL
 
     def probabilities(self, logits: Float[Tensor, "m v"], suffixes: Iterable[Iterable[int]]) -> Float[Tensor, "m v"]:
         """Return p after the committed ids and each of m suffixes [m, v].

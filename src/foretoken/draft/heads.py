@@ -27,7 +27,7 @@ class HeadDrafter(LMDrafter):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.lm.feature_layers
+        return self.lm.head.feature_layers
 
     def open(self, batch: int, slots: int) -> "HeadDraftSession":
         return HeadDraftSession(self, self.lm.open(batch, slots))
@@ -58,7 +58,8 @@ class HeadDraftSession(LMDraftSession):
     def _deepest(self, seq: Sequence) -> int:
         if len(seq.ids) < 2:  # there is no hidden state before the first token, so nothing to draft from
             return 0
-        return seq.depth_left if self.drafter.lm.depth is None else min(seq.depth_left, self.drafter.lm.depth)
+        depth = self.drafter.lm.head.depth
+        return seq.depth_left if depth is None else min(seq.depth_left, depth)
 
     def _score(self, tokens: Seq[Seq[int]], parents: Seq[Seq[int]]) -> list[Float[Tensor, "_ c"]]:
         return self.rows.score_own(tokens, parents)

@@ -116,7 +116,7 @@ class ProductSession(HeadDraftSession):
         The best node that is not in the tree yet enters it; then its next sibling and its first child may enter too.
         """
         serial, depth = self._serial_levels(g), self.drafter.serial
-        deepest = min(self.drafter.lm.depth or depth, seq.depth_left)
+        deepest = min(self.drafter.lm.head.depth or depth, seq.depth_left)
         tokens, parents, owners, depths, scores = [g.builder.tokens[0]], [-1], [0], [0], [0.0]
         heap: list[tuple[float, int, int]] = []
 

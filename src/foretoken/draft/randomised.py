@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -77,9 +78,7 @@ class RandomisedSession(LMDraftSession):
 
     def _decide(self, seq: Sequence, g: Growth, node: int) -> Law:
         """Decide by coins how many draws a node has, and return its law with that fixed number."""
-        (plan,) = g.policy.plan([g.states[node]], None, g.law)
-        assert plan is not None
-        law = plan.law
+        law = _planned(g, node)
         if isinstance(law, IID) and law.counts is not None:
             weights = torch.tensor([law.counts], dtype=torch.float64)
             law = IID(int(draw_iid(weights, seq.rng.uniforms(1, 1))))
@@ -104,16 +103,10 @@ class RandomisedSession(LMDraftSession):
         past = [copy(seq) for seq in sequences]  # the target's walk appends to the sequences' own ids
         for seq in past:
             seq.ids = list(seq.ids)
-
-        def compute() -> Scored:
-            return self._weights_after(past, nodes)
-
-        self._work = self._start(compute)
+        self._work = self._start(partial(self._weights_after, past, nodes))
         for row, (g, wanted) in enumerate(zip(self.growths, nodes, strict=True)):
             for i, node in enumerate(wanted):
-                (plan,) = g.policy.plan([g.states[node]], None, g.law)
-                assert plan is not None
-                g.builder.siblings[node] = PendingSiblings(plan.law, self._work, row, i)
+                g.builder.siblings[node] = PendingSiblings(_planned(g, node), self._work, row, i)
 
     def _start(self, compute: Callable[[], Scored]) -> "Future[Scored]":
         if torch.get_num_threads() > 1 or self.drafter.lm.device.type != "cpu":
@@ -129,3 +122,10 @@ class RandomisedSession(LMDraftSession):
             work, self._work = self._work, None
             work.result()  # the thread must be done before the cache is changed; its error is raised here
         super().observe(sequences, trees, paths)
+
+
+def _planned(g: Growth, node: int) -> Law:
+    """Return the law of a node's children, whose number of draws may be random."""
+    (plan,) = g.policy.plan([g.states[node]], None, g.law)
+    assert plan is not None
+    return plan.law

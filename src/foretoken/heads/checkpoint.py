@@ -42,11 +42,8 @@ from foretoken.models.rotary import Rotary, configured, llama_config
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # config.json's name for the layers whose states EAGLE-3 reads
 UNUSED = ("prefix_embeding_layer.embed_tokens.weight",)  # Hydra's prefix layer reads states, no embeddings
-INNER = (
-    "transformer_layer_config",
-    "eagle_config",
-    "dflash_config",
-)  # objects in config.json that describe the head (of speculators; NVIDIA; DFlash)
+# Objects in config.json that describe the head (of speculators; NVIDIA; DFlash)
+INNER = ("transformer_layer_config", "eagle_config", "dflash_config")
 SILU = ("silu", "swish")  # two names of one activation
 ROWS = 8192  # rows of an embedding that are compared at once
 ROUNDED = 2.0**-7  # relative difference up to which values are equal; two roundings of one to 16 bits differ by less

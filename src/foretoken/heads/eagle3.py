@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import LAYERS, Checkpoint
-from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm
+from foretoken.heads.layer import MLP, Attend, Attention, RMSNorm
 from foretoken.heads.serial import SerialLayers
 from foretoken.models.features import FINAL
 from foretoken.models.parts import LayerShape, TargetParts
@@ -28,8 +28,7 @@ class Eagle3Layer(nn.Module):
     def __init__(self, shape: LayerShape, norm_before_residual: bool) -> None:
         """Make an untrained layer; shape: its sizes; norm_before_residual: as in the class's docstring."""
         super().__init__()
-        inner = DecoderLayer(shape, input_norm=True)
-        self.self_attn, self.mlp = inner.self_attn, inner.mlp
+        self.self_attn, self.mlp = Attention(shape), MLP(shape)
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)

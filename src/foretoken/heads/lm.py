@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from foretoken.core.errors import ForetokenError
 from foretoken.heads.eagle import Eagle
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import Head
@@ -56,27 +55,6 @@ class HeadLM:
     @property
     def device(self) -> torch.device:
         return self.head.target.device
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self.head.feature_layers
-
-    @property
-    def depth(self) -> int | None:
-        """The number of levels that it can draft, None for any."""
-        return self.head.depth
-
-    def serial_levels(self) -> int:
-        """Return the number of levels that are drafted one after the other, before those that are drafted at once.
-
-        Raises ForetokenError for a head that drafts all its levels one after the other.
-        """
-        if self.head.parallel_from is None:
-            raise ForetokenError(
-                f"Head {self.name} drafts its levels one after the other, and a product tree needs parallel ones: take "
-                "a dynamic tree."
-            )
-        return self.head.parallel_from
 
     def open(self, batch: int, slots: int) -> HeadRows[Any]:
         """Return the rows of up to `batch` sequences of up to `slots` tokens each, tree nodes included."""

@@ -34,7 +34,9 @@ def acceptance(
 
     Raises ForetokenError if the rule is not lossless for the law, a row is no distribution, or there is no closed form.
     """
-    rule = _named(rule) if isinstance(rule, str) else rule
+    if isinstance(rule, str):
+        check_choice("verifier", rule, VERIFIERS)
+        rule = VERIFIERS[rule]
     if not rule.accepts(law):
         raise ForetokenError(f"Verifier {rule.name} is not lossless for law {law.name} with {law.k} draws.")
     if not isinstance(rule, HasAcceptance):
@@ -42,11 +44,6 @@ def acceptance(
         raise ForetokenError(f"Verifier {rule.name} has no closed form of its acceptance; {', '.join(able)} have one.")
     p_rows, q_rows, shape = _pairs(p, q, scores=law.name == "opaque")
     return rule.acceptance(p_rows, q_rows, law).reshape(shape)
-
-
-def _named(name: str) -> Verifier:
-    check_choice("verifier", name, VERIFIERS)
-    return VERIFIERS[name]
 
 
 def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

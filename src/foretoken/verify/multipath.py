@@ -59,8 +59,8 @@ class GreedyMultipath(Rule):
         assert siblings.q is not None
         if not siblings.draws:
             return p
-        chosen = choose(p, siblings.q, siblings.draws, len(siblings.draws), 1.0)
-        return recursive_row(p, chosen.law.to(p), (chosen.token,), without_replacement=False)
+        token, law, _ = choose(p, siblings.q, siblings.draws, len(siblings.draws), 1.0)
+        return recursive_row(p, law.to(p), (token,), without_replacement=False)
 
     def walk(self, tree: TokenTree, probabilities: Probabilities, rng: Random) -> tuple[tuple[int, ...], int]:
         """Choose a path and decide over it; if the root has no draws with a q, walk as `core.walk.walk`."""
@@ -90,37 +90,27 @@ class GreedyMultipath(Rule):
         while (siblings := tree.siblings[path[-1]]) is not None and siblings.draws and siblings.q is not None:
             if not among_paths:
                 k, beta = len(siblings.draws), 1.0
-            chosen = choose(p[-1], siblings.q, siblings.draws, k, beta)
-            beta, among_paths = chosen.beta, isinstance(siblings.law, Paths)
-            child = tree.child(path[-1], chosen.token)
+            token, law, beta = choose(p[-1], siblings.q, siblings.draws, k, beta)
+            among_paths = isinstance(siblings.law, Paths)
+            child = tree.child(path[-1], token)
             assert child is not None
             path.append(child)
-            laws.append(chosen.law)
+            laws.append(law)
             p.append(probabilities(range(child, child + 1))[0])
         return tuple(path), torch.stack(p).double(), torch.stack(laws)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The draw of a node that is chosen.
-
-    token: its id, the earliest of the draws in the order of falling p/q.
-    law: the distribution q~ that it was drawn from, float64 [v].
-    beta: the number beta at the child with this token.
-    """
-
-    token: int
-    law: Float[Tensor, " v"]
-    beta: float
-
-
-def choose(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], k: int, beta: float) -> Choice:
-    """Choose among the draws of a node.
+def choose(
+    p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...], k: int, beta: float
+) -> tuple[int, Float[Tensor, " v"], float]:
+    """Choose the draw of a node that is the earliest in the order of falling p/q.
 
     p, q: target and draft probabilities after the node, of any positive sum [v].
     draws: token ids, one at least.
     k: the number of paths among which the choice is made, here and above.
     beta: the probability that one of them leads through the node, given that it does or is later in the order.
+
+    Returns its id, the distribution q~ that it was drawn from, float64 [v], and beta at the child with this id.
     """
     p, q = p.double(), q.double()
     q = q / q.sum()
@@ -138,4 +128,4 @@ def choose(p: Float[Tensor, " v"], q: Float[Tensor, " v"], draws: tuple[int, ...
     drawn = places[torch.tensor(draws, device=q.device)].tolist()
     first = min(drawn)
     token = draws[drawn.index(first)]
-    return Choice(token, law / law.sum(), beta * float(q[token]) / float(a[first]))
+    return token, law / law.sum(), beta * float(q[token]) / float(a[first])
