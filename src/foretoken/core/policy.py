@@ -71,7 +71,7 @@ class TreePolicy(Protocol):
 
         family: the kind of laws that the verifier is lossless for.
         """
-        ...
+        return (family(self.max_draws),)
 
     def at(self, family: LawFamily, temperature: float) -> "TreePolicy":
         """Return the policy for laws of `family` at this sampling temperature; the object itself if it fits all."""

@@ -61,12 +61,16 @@ class Acceptance:
         """Rejections per nat: c, with which a path whose product of q is s is accepted with probability s^c."""
         return (self.tried - self.accepted) / max(self.surprise, FLAT)
 
-    def expected(self, by_depth: bool) -> list[float]:
-        """E(d) of this sequence, d = 0, 1, ..; by_depth: with one acceptance per depth, else with the mean of all."""
+    def expected(self, limit: int, by_depth: bool) -> list[float]:
+        """E(d) of this sequence, d = 0, 1, ..
+
+        limit: the depth at which its paths end.
+        by_depth: whether there is one acceptance per depth; else it is the mean of all.
+        """
         reach, found, assumed = 1.0, [1.0], self.mean
-        for hits, trials in zip(self.hits, self.trials, strict=True):
+        for depth, (hits, trials) in enumerate(zip(self.hits, self.trials, strict=True)):
             reach *= (hits + ALIKE * assumed) / (trials + ALIKE) if by_depth else assumed
-            found.append(found[-1] + reach)
+            found.append(found[-1] + reach if depth < limit else found[-1])
         return found
 
     def floors(self, least: Sequence[float]) -> tuple[float, ...]:

@@ -287,9 +287,7 @@ class Controller:
         limits = limits or [self.deepest] * len(self.sequences)
         alone = self.sequences[0] if len(self.sequences) == 1 and self.sequences[0].tells else None
         each = zip(self.sequences, limits, strict=True)
-        tokens = map(
-            sum, zip(*(_until(limit, sequence.expected(alone is None)) for sequence, limit in each), strict=True)
-        )
+        tokens = map(sum, zip(*(sequence.expected(limit, alone is None) for sequence, limit in each), strict=True))
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
@@ -387,11 +385,6 @@ def prices(times: Sequence[float], mean: float) -> list[float]:
             least = min(least, (time - times[depth]) / brought)
         found.append(max(least, 0.0))
     return found
-
-
-def _until(limit: int, expected: list[float]) -> list[float]:
-    """E(d) of a sequence whose paths end at depth `limit`."""
-    return [expected[min(depth, limit)] for depth in range(len(expected))]
 
 
 def _earn(costs: Costs) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretoken.core.laws import IID, Law, Paths
+from foretoken.core.laws import IID, Paths
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
@@ -49,9 +49,6 @@ class PathTree(TreePolicy):
     @property
     def max_draws(self) -> int:
         return self.k
-
-    def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        return (family(self.k),)
 
     def plan(self, states: Sequence[Place], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         plans: list[Plan | None] = []

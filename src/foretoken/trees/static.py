@@ -12,7 +12,6 @@ from functools import cached_property
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import Law
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.shapes import Float
 from foretoken.core.verifier import LawFamily
@@ -65,9 +64,6 @@ class StaticTree(TreePolicy):
     def chain_depth(self) -> int:
         """The depth of a tree that is one path; 0 for any other shape."""
         return len(self.parents) - 1 if self.parents == tuple(range(-1, len(self.parents) - 1)) else 0
-
-    def laws(self, family: LawFamily) -> tuple[Law, ...]:
-        return (family(self.max_draws),)
 
     def plan(self, states: Sequence[int], q: Float[Tensor, "m v"] | None, family: LawFamily) -> list[Plan | None]:
         return [Plan(family(len(nodes)), nodes) if (nodes := self._children[node]) else None for node in states]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from operator import eq
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
@@ -123,9 +124,6 @@ def injective(tokenizer: Tokenizer, text: str) -> float:
     text: a text that is not empty; its first 1000 stretches of 100 characters are looked at.
     """
     stretches = [text[i : i + PREFIX] for i in range(0, len(text), PREFIX)][:MOST_PREFIXES]
-    return sum(_survives(tokenizer, stretch) for stretch in stretches) / len(stretches)
-
-
-def _survives(tokenizer: Tokenizer, text: str) -> bool:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+    encoded = (tokenizer(stretch, add_special_tokens=False)["input_ids"] for stretch in stretches)
+    decoded = [tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in encoded]
+    return sum(map(eq, decoded, stretches)) / len(stretches)

@@ -166,9 +166,15 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     """
     tok: Any = tokenizer  # whose stubs promise less than it does
     name = name or tok.name_or_path or type(tokenizer).__name__
-    spec = _specification(tokenizer)
-    if spec is None and type(tokenizer).__name__ != "ByT5Tokenizer":
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None and type(tokenizer).__name__ != "ByT5Tokenizer":
         raise _no_bytes(name, type(tokenizer).__name__)
+    spec, backend = None, None
+    if fast is not None:
+        written = fast.to_str()
+        spec, backend = json.loads(written), Backend.from_str(written)
+        backend.no_truncation()  # the caller's own stays as it is
+        backend.no_padding()
     special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
     literal = {i: str(t) for i, t in tok.added_tokens_decoder.items() if not t.special}
     for content in tok.all_special_tokens:  # those that are tokens of the model, not added ones
@@ -183,23 +189,9 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     fallback = frozenset(i for token, i in entries.items() if BYTE.fullmatch(token)) if spec else frozenset()
     begins = tok("a")["input_ids"]
     prefix = begins[: next((n for n, i in enumerate(begins) if i not in special.values()), 0)]
-    backend = None if spec is None else _own_copy(tokenizer)
     return Vocabulary(
         name, tuple(tokens), special, tok.bos_token_id, tok.eos_token_id, tuple(prefix), backend, fallback
     )
-
-
-def _specification(tokenizer: Any) -> dict[str, Any] | None:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return None if backend is None else json.loads(backend.to_str())
-
-
-def _own_copy(tokenizer: Any) -> Backend:
-    """Return a copy of the part that splits text, without truncation or padding; the caller's stays as it is."""
-    backend = Backend.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def _unknown(spec: dict[str, Any], entries: dict[str, int]) -> int | None:
