@@ -14,7 +14,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.verifier import Verifier
 from foretoken.core.walk import PathVerifier
-from foretoken.verify.block import Block, TreeBlock, is_chain, lengths
+from foretoken.verify.block import Block, TreeBlock, decision, is_chain
 from foretoken.verify.multipath import GreedyMultipath
 from foretoken.verify.rule import TINY
 
@@ -45,7 +45,9 @@ def ends(rule: Verifier, tree: TokenTree, p: Float[Tensor, "n v"]) -> Float[Tens
         elif isinstance(rule, Block | GreedyMultipath):
             path, of_path, laws = _one_path(rule, tree, p)
             drafts = tuple(tree.tokens[node] for node in path[1:])
-            found[list(path)] = torch.tensor(lengths(of_path, laws, drafts), dtype=torch.float64)
+            of_path, laws = (rows.double() / rows.double().sum(-1, keepdim=True) for rows in (of_path, laws))
+            chances, _, _ = decision(of_path, laws, drafts)
+            found[list(path)] = torch.tensor(chances, dtype=torch.float64)
         else:
             raise ForetokenError(f"Verifier {rule.name} has no exact expectation here: choose another one.")
         return found

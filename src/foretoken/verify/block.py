@@ -132,26 +132,20 @@ def plain_decision(
     p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...], u: Uniforms
 ) -> tuple[int, int]:
     """Compute `decide` by torch, in float64, on any device; p, q, drafts, u: as there."""
-    p, q = _normalised(p), _normalised(q)
-    chances, excess, left = _decision(p, q, drafts)
+    p, q = (rows.double() / rows.double().sum(-1, keepdim=True) for rows in (p, q))
+    chances, excess, left = decision(p, q, drafts)
     tau = int(draw_iid(torch.tensor([chances], dtype=torch.float64), u[:, :1]))
     # p == q leaves no residual; tau stops there with probability 0 up to rounding, and p serves.
     row = excess[tau] if tau < len(drafts) and left[tau] > TINY else p[tau]
     return tau, int(draw_iid(row[None], u[:, 1:]))
 
 
-def lengths(p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]) -> list[float]:
-    """Return P(tau = i) for i = 0 .. l, where tau is what `decide` draws; p, q, drafts: as there."""
-    chances, _, _ = _decision(_normalised(p), _normalised(q), drafts)
-    return chances
-
-
-def _decision(
+def decision(
     p: Float[Tensor, "l1 v"], q: Float[Tensor, "l v"], drafts: tuple[int, ...]
 ) -> tuple[list[float], Float[Tensor, "l v"], list[float]]:
     """Return P(tau = i) for i <= l, and for i < l the measures (w_i p_{i+1} - q_{i+1})+ and their sums S_i.
 
-    p, q, drafts: as in `decide`; p and q are normalised.
+    p, q, drafts: as in `decide`; p and q are float64 and normalised.
     """
     x = torch.tensor(drafts, device=p.device)[:, None]
     w = [1.0]
@@ -165,11 +159,6 @@ def _decision(
         chances[i] = keep[i] * chances[i]
         chances[:i] = [c * (1 - keep[i]) for c in chances[:i]]
     return chances, excess, left
-
-
-def _normalised(rows: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
-    rows = rows.double()
-    return rows / rows.sum(-1, keepdim=True)
 
 
 def _keep(w: float, excess: float) -> float:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.core.laws import IID
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 
@@ -40,16 +39,11 @@ Grouping = Callable[[np.ndarray, np.ndarray, float], Groups]  # from p [v], q [v
 
 def by_near_ratio(p: np.ndarray, q: np.ndarray, mean: float) -> Groups:
     """Put tokens of nearly equal ratio into one group, at most GROUPS in all; p, q, mean: as in `by_ratio`."""
-    return in_groups(p, q, mean, _per_unit(mean), GROUPS)
+    return in_groups(p, q, mean, per_unit(mean), GROUPS)
 
 
-def gap(law: IID) -> float:
-    """Return how much acceptance `by_near_ratio` loses at most for draws of `law`, per unit of 1 + TV(p, q)."""
-    return 1 / (4 * _per_unit(sum(law.tails)))
-
-
-def _per_unit(mean: float) -> int:
-    """Return the number of groups in one unit of phi.
+def per_unit(mean: float) -> int:
+    """Return the number of groups in one unit of phi; mean: E[N], the mean number of draws.
 
     It is a whole number, so that no group reaches across a ratio of 1, 2, 4, .. The group of ratios above E[N] is not
     one of them.
