@@ -91,11 +91,6 @@ class AutoSession(WrappedSession[DraftSession]):
             self._prefix, self.save = inner, inner.save
             self.read, self.restore = self._read, self._restore
 
-    @property
-    def steps(self) -> float:
-        """The mean time of a step that drafts, in plain steps."""
-        return self.controller.costs.drafted_step
-
     def join(self) -> None:
         super().join()
         self.controller.join()

@@ -176,10 +176,6 @@ class Costs:
         once = sum(self.extra) / max(len(self.extra) - 1, 1)
         return max((self.drafted[0] + once) / (self.drafted[1] + once), 0.0)
 
-    def forget(self) -> None:
-        """Forget what drafted steps cost."""
-        self.seen, self.drafted, self.number = {}, (0.0, 0.0), 0.0
-
     def like(self) -> "Costs":
         """Return the costs that another batch size starts from; it takes over a debt, but no more than DEBT.
 
@@ -319,7 +315,7 @@ class Controller:
             # Drafting would not pay if everything were accepted. Only drafted steps can show that it has become
             # cheaper: so it is tried again as if it had lost DEBT and its costs were unknown.
             costs.balance = -DEBT
-            costs.forget()
+            costs.seen, costs.drafted, costs.number = {}, (0.0, 0.0), 0.0
             return []
         costs.drafting = True
         drafts = self.experience.drafts

@@ -127,7 +127,7 @@ class HybridSession(WrappedSession[DraftSession]):
     def _model_steps(self) -> float:
         """The expected time of a step with the model's draft, in plain steps."""
         if isinstance(self.inner, AutoSession):
-            return self.inner.steps
+            return self.inner.controller.costs.drafted_step
         return 1 + expected_extra(self._sizes)[-1]
 
     def _draw(self, sequences: Seq[Sequence], taken: Seq[bool]) -> list[TokenTree]:

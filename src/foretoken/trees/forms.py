@@ -40,8 +40,7 @@ def check_parents(parents: Sequence[int]) -> None:
     """
     if not parents or parents[0] != -1:
         raise ForetokenError("A tree's parent list must start with -1, the root.")
-    if len(parents) - 1 > MAX_NODES:
-        raise _too_large(len(parents) - 1)
+    check_size(len(parents) - 1)
     for i, parent in enumerate(parents[1:], start=1):
         if not 0 <= parent < i:
             raise ForetokenError(f"Tree node {i} has parent {parent}: a parent must come before its child.")

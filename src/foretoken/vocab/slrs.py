@@ -246,13 +246,16 @@ class SLRSSession:
         if all(some.start == some.stop for some in waiting):
             return
         self._reserve(max(len(row.committed) + len(row.trie.tokens) for row in self._rows))
-        logits = self.rows.score(
-            [row.trie.tokens[some] for row, some in zip(self._rows, waiting, strict=True)],
-            [row.trie.parents[some] for row, some in zip(self._rows, waiting, strict=True)],
-        )
-        for row, rows in zip(self._rows, logits, strict=True):
+        for row, rows in zip(self._rows, self._logits(waiting), strict=True):
             if len(rows):
                 row.trie.q += list(self._q(row, rows))
+
+    def _logits(self, parts: Seq[slice]) -> list[Float[Tensor, "n d"]]:
+        """Return the logits after a part of each trie's nodes, in one forward."""
+        tries = [(row.trie, part) for row, part in zip(self._rows, parts, strict=True)]
+        return self.rows.score(
+            [trie.tokens[part] for trie, part in tries], [trie.parents[part] for trie, part in tries]
+        )
 
     def _q(self, row: Row, logits: Float[Tensor, "n d"]) -> np.ndarray:
         """Return what the next tokens are chosen by [n, d]: distributions, float64, or scores at temperature 0."""
@@ -269,11 +272,7 @@ class SLRSSession:
         self.rows = self.drafter.lm.open(self._batch, self._room)
         for row in self._rows:
             self.rows.extend(self.rows.join(), row.committed)
-        scored = [slice(len(row.trie.q)) for row in self._rows]
-        self.rows.score(
-            [row.trie.tokens[some] for row, some in zip(self._rows, scored, strict=True)],
-            [row.trie.parents[some] for row, some in zip(self._rows, scored, strict=True)],
-        )
+        self._logits([slice(len(row.trie.q)) for row in self._rows])
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         """Keep the nodes that the new context goes through; forget committed ids that are now split otherwise."""
