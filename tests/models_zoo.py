@@ -66,6 +66,10 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "olmo2": ("Olmo2", GQA),
+    "exaone4": ("Exaone4", {**GQA, "sliding_window": 9, "layer_types": MIXED}),
+    "doge": ("Doge", {**GQA, "sliding_window": 9}),
+    "gpt_oss": ("GptOss", {**GQA, "head_dim": 8, "num_local_experts": 4, "sliding_window": 9, "layer_types": MIXED}),
 }
 
 

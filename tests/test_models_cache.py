@@ -1,16 +1,21 @@
 """The slot cache and tree attention equal plain forwards, for every model family, on tiny random models."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
+import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.growing_tree import GrowingTree
+from foretoken.models.layout import layout
 from leaks import leak
 from models_zoo import (
     FAMILIES,
+    MIXED,
     TOLERANCE,
     VOCAB,
     assert_close,
@@ -187,17 +192,40 @@ def test_learned_positions_end(family: str) -> None:
         rows.score([[4]], [[0]])
 
 
-@pytest.mark.parametrize("family", ["moshi", "olmoe"])
-def test_a_window_that_transformers_itself_does_not_keep_ends_the_context(family: str) -> None:
-    """Past it transformers' forward of a whole text sees all of it, and its forwards with a cache a window."""
-    model = tiny(family)
-    lm = CausalLM(model)
-    assert lm.context == 9
-    rows = lm.open(1, 20)
-    rows.extend(rows.join(), [1, 2, 3, 4, 5, 6, 7, 8])
-    (logits,) = rows.score([[9]], [[-1]])
-    assert_close(logits[0], plain(model, [1, 2, 3, 4, 5, 6, 7, 8, 9]), torch.float32)
-    rows.keep([[0]])
-    with pytest.raises(ForetokenError, match="context"):
-        rows.score([[4]], [[-1]])
-    assert CausalLM(tiny(family, sliding_window=99)).context == 64
+@pytest.mark.parametrize("family", ["moshi", "olmoe", "llama", "granite", "olmo2"])
+def test_a_window_that_the_code_of_a_model_does_not_mask_by_is_none(family: str) -> None:
+    """Texts beyond it are those of transformers' forwards of the whole text, which see all of it."""
+    model = tiny(family, sliding_window=8)
+    check_random_steps(model, seed=8, steps=3)
+    prompt = text(random.Random(8), 12)
+    ids = list(prompt)
+    for _ in range(12):
+        ids.append(int(plain(model, ids).argmax()))
+    result = foretoken.load(model, drafter="ngram").generate(prompt, max_new_tokens=12, temperature=0.0)
+    assert result.token_ids == ids[12:]
+
+
+@pytest.mark.parametrize("layer_types", [["sliding_attention"] * 3, MIXED])
+def test_a_window_by_layers_that_the_code_of_a_model_does_not_mask_by_is_none(layer_types: list[str]) -> None:
+    check_random_steps(tiny("llama", sliding_window=8, layer_types=layer_types), seed=8, steps=3)
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral", "phi3", "starcoder2_sliding", "qwen2_sliding", "gemma3", "exaone4", "doge", "gpt_oss"]
+)
+def test_a_window_that_the_code_of_a_model_masks_by_is_kept(family: str) -> None:
+    model = tiny(family, "eager" if family == "gpt_oss" else "sdpa")
+    assert 9 in layout(model).windows.values()
+    check_random_steps(model, seed=9, steps=3)
+
+
+def test_a_window_of_code_that_is_not_of_transformers_is_kept() -> None:
+    """Nothing tells whether code that comes with a checkpoint masks by it."""
+
+    class Own(hf.LlamaModel):
+        def forward(self, *args: Any, **options: Any) -> Any:
+            return super().forward(*args, **options)
+
+    model = tiny("llama", sliding_window=9)
+    model.model = Own(model.config)
+    assert layout(model.eval()).windows == {"sliding_attention": 9}

@@ -16,9 +16,7 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Types of models to which transformers applies a window in its cache, but not in the mask of a text that is read at
-# once. Both agree on texts that fit the window: it is the context of these models here.
-WINDOWED_CACHES = ("moshi", "olmoe")
+WINDOW_MASK = "create_sliding_window_causal_mask"  # what transformers' code masks windows by
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,22 @@ def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
         raise ForetokenError(f"{kind} has {other} layers, whose state cannot be rolled back: use full attention.")
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo counts slots, not positions
         raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
-    if config.model_type in WINDOWED_CACHES:
+    if not _masks_by_windows(model):
         return {FULL: None}
     return {name: window if name == SLIDING else None for name in sorted(types)}
+
+
+def _masks_by_windows(model: HFModel) -> bool:
+    """Whether a `sliding_window` in the configuration of `model` counts: whether its code masks by it.
+
+    transformers' code does where it has `WINDOW_MASK`. Other models of it see all of a text that is read at once, and
+    only their caches drop what is out of sight. Code that is not transformers' may mask in ways of its own.
+    """
+    from transformers import PreTrainedModel  # the model's class has imported it
+
+    inner = [type(part) for part in model.modules() if isinstance(part, PreTrainedModel) and part.base_model is part]
+    codes = [inspect.unwrap(kind.forward).__globals__ for kind in inner]
+    return any(WINDOW_MASK in code or not code["__name__"].startswith("transformers.") for code in codes)
 
 
 def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
@@ -116,9 +127,6 @@ def _plane(states: Tensor) -> Plane:
 def _context(model: HFModel, config: Any) -> tuple[int | None, bool]:
     """Return `Layout.context` and `Layout.hard`."""
     context = getattr(config, "max_position_embeddings", None)
-    window = getattr(config, "sliding_window", None)
-    if config.model_type in WINDOWED_CACHES and window is not None:
-        return min(window, context or window), True
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *(v for v in rope.values() if isinstance(v, dict))):
         kind = parameters.get("rope_type")
