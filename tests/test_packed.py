@@ -26,7 +26,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
-from foretoken.models import packed
+from foretoken.models import load, packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.mapped import read_ahead, weight_files
@@ -220,6 +220,63 @@ def test_bad_files_are_refused(tmp_path: Path):
         path.write_bytes(content.replace(old, new))
         with pytest.raises(ForetokenError, match=message):
             load_model(str(path), CPU)
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done: weights of GGUF files laid out, and the process started that compiles the kernel's loops."""
+    done, write = list[str](), packed.write_packed
+
+    def laid_out(*given: Any) -> None:
+        done.append("laid out")
+        write(*given)
+
+    def started() -> None:
+        if "started" not in done:
+            done.append("started")
+
+    monkeypatch.setattr(packed, "write_packed", laid_out)
+    for module in packed, load:
+        monkeypatch.setattr(module, "compile_ahead", started)
+    return done
+
+
+def test_another_process_compiles_before_the_weights_are_laid_out(tmp_path: Path, order: list[str]) -> None:
+    path = save_wide(tmp_path / "model.gguf")
+    foretoken.load(path)
+    assert order == ["started", "laid out"]
+    order.clear()
+    foretoken.load(path)
+    assert order == ["started"]
+    order.clear()
+    load_model(save_wide(tmp_path / "other.gguf"), CPU)
+    assert order == ["started", "laid out"]
+    order.clear()
+    gguf_zoo.wide().save_pretrained(tmp_path / "folder")
+    drafter = save_wide(tmp_path / "drafter.gguf")
+    foretoken.load(tmp_path / "folder", drafter=drafter, tokenizer=path)
+    assert order == ["started", "laid out"]
+
+
+def test_no_other_process_compiles_where_the_kernel_does_not_run(tmp_path: Path, order: list[str]) -> None:
+    path = save_wide(tmp_path / "model.gguf")
+    load_tokenizer(path)
+    foretoken.load(path, compile="off")
+    load.lay_out_ahead(path, torch.device("cuda"), None, "auto")
+    assert order == ["laid out"]
+
+
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_no_other_process_compiles_for_a_damaged_file(tmp_path: Path, order: list[str], dtype: str | None) -> None:
+    path = Path(save_wide(tmp_path / "model.gguf"))
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], content.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight")):
+        path.write_bytes(damaged)
+        with pytest.raises(ForetokenError):
+            foretoken.load(path, dtype=dtype)
+        with pytest.raises(ForetokenError):
+            load_model(str(path), CPU, load.choose_dtype(dtype))
+    assert order == []
 
 
 def test_rows_that_fill_no_blocks_of_q4_k_get_q4_1(tmp_path: Path) -> None:

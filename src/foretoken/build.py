@@ -39,6 +39,7 @@ from foretoken.models.load import (
     drafts_itself,
     eos_ids,
     for_drafting,
+    lay_out_ahead,
     load_model,
     load_own,
     load_tokenizer,
@@ -186,7 +187,6 @@ def load(
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
     recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
-    tokenizer = _tokenizer(tokenizer, target, trust_remote_code)
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
     kind = _kind(drafter)
@@ -194,6 +194,14 @@ def load(
     check_quantise_drafter(quantise_drafter, drafter, is_head=kind == HEAD)
     if tuned is not None and has_model and vocab in (None, AUTO):
         vocab = tuned.vocab or vocab
+    check_not_forked()
+    if device is None and not isinstance(target, str):
+        device = target.device  # both must be in one place
+    chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
+    check_runs_quantised(quantise_drafter, chosen_device, compile)
+    for source in target, drafter if has_model else None:
+        lay_out_ahead(source, chosen_device, chosen_dtype, compile)
+    tokenizer = _tokenizer(tokenizer, target, trust_remote_code)
     drafter_tokenizer = _tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
@@ -203,12 +211,6 @@ def load(
     settled(recipe, kind)
 
     # The models.
-    check_not_forked()
-    if device is None and not isinstance(target, str):
-        device = target.device  # both must be in one place
-    chosen_device, chosen_dtype = choose_device(device), choose_dtype(dtype)
-    check_runs_quantised(quantise_drafter, chosen_device, compile)
-
     def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
         if isinstance(source, str):
             return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)

@@ -68,13 +68,15 @@ def write_folder(source: Path, folder: Path, progress: Progress = lambda done, t
     write_stored([in_bfloat16(weight) for weight in found.weights], folder / "model.safetensors", progress)
 
 
-def write_packed(source: Path, folder: Path, name: str) -> None:
+def write_packed(found: Contents, folder: Path, name: str) -> None:
     """Write a GGUF file as a folder whose weights stay quantised, in the form that the kernel reads.
 
-    source, folder: as in `write_folder`, as are the errors.
+    found: what the file holds.
+    folder: as in `write_folder`.
     name: the name of the file for the weights, which transformers cannot read.
+
+    Raises OSError where writing fails.
     """
-    found = contents(source)
     folder.mkdir(parents=True)
     write_texts(found, folder)
     write_stored(packed(found.weights), folder / name)

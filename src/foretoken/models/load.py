@@ -17,7 +17,7 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
-from foretoken.models.packed import dequantised_model, few, packed_model, stored_tokenizer
+from foretoken.models.packed import dequantised_model, few, laid_out, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised, quantised_model
 from foretoken.models.text import Tokenizer
@@ -84,14 +84,16 @@ def load_model(
     check_weights(source)
     on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
-    if on_cpu and compile != OFF:
+    if on_cpu and compile != OFF and not is_gguf(source):
         compile_ahead()
     # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid out
     # anew. That also goes where float32 is named, since it holds all values of the other dtypes.
     stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
     if is_gguf(source):
-        whole = dtype is None and on_cpu and compile != OFF
+        whole = _stays_packed(device, dtype, compile)
         model = packed_model(source) if whole else dequantised_model(source, dtype or torch.bfloat16)
+        if on_cpu and compile != OFF:
+            compile_ahead()  # where it has not been started yet
     elif quantise is not None:
         model = _quantised(source, quantise, trust_remote_code)
         if not _has_packed_layers(model):
@@ -112,6 +114,25 @@ def load_model(
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
     return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
+
+
+def _stays_packed(device: torch.device, dtype: torch.dtype | None, compile: str) -> bool:
+    """Whether `load_model` leaves the weights of a GGUF file packed; the arguments are its own."""
+    return device.type == "cpu" and dtype is None and compile != OFF
+
+
+def lay_out_ahead(source: object, device: torch.device, dtype: torch.dtype | None, compile: str) -> None:
+    """Lay out the weights of a GGUF file that our kernel is to run, while another process compiles the kernel's loops.
+
+    Reading the file's tokenizer would lay them out too, but start no other process.
+
+    source: as in `load_model`; a model object, or None, is let be, and so is a model that is not in a GGUF file.
+    device, dtype, compile: as in `load_model`.
+
+    Raises ForetokenError for a file that cannot be read.
+    """
+    if isinstance(source, str) and _stays_packed(device, dtype, compile) and is_gguf(found := located(source)):
+        laid_out(Path(found), compile_ahead)
 
 
 def _traced(compile: str, device: torch.device) -> bool:

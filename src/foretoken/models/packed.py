@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -46,9 +46,10 @@ def packed_model(source: str) -> HFModel | Skeleton:
     Returns the model's skeleton where it was kept, which it is if our kernel runs the model; else the model. Raises
     ForetokenError for a file that cannot be read.
     """
-    folder = _kept(Path(source))
+    folder = laid_out(Path(source), compile_ahead)
     if folder is None:
         found = contents(Path(source))
+        compile_ahead()
         # The configuration as if it had been written and read again: its order decides the model's fingerprint.
         config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
         weights = _in_memory(found)
@@ -169,7 +170,7 @@ def dequantised_model(source: str, dtype: torch.dtype) -> HFModel:
 
 def stored_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer in the GGUF file at the path `source`."""
-    folder = _kept(Path(source))
+    folder = laid_out(Path(source))
     return contents(Path(source)).tokenizer if folder is None else PreTrainedTokenizerFast.from_pretrained(folder)
 
 
@@ -185,18 +186,26 @@ def block_type(kind: str) -> gguf.GGMLQuantizationType:
     return gguf.GGMLQuantizationType[kind.upper()]
 
 
-def _kept(source: Path) -> Path | None:
+def laid_out(source: Path, accepted: Callable[[], object] = lambda: None) -> Path | None:
     """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
+
+    source: the file.
+    accepted: called once it is known that the file is one, before its weights are laid out, which takes long. It may be
+        called twice.
 
     Returns None where it cannot be kept. Raises ForetokenError for a file that is not a whole GGUF file of a known
     architecture.
     """
 
     def make(folder: Path) -> None:
-        compile_ahead()  # while one core lays out the weights, which takes as long
-        write_packed(source, folder, WEIGHTS)
+        found = contents(source)
+        accepted()
+        write_packed(found, folder, WEIGHTS)
 
-    return kept(source, [source], "gguf", make)
+    folder = kept(source, [source], "gguf", make)
+    if folder is not None:
+        accepted()
+    return folder
 
 
 def _in_memory(found: Contents) -> Weights:
