@@ -8,6 +8,8 @@ import transformers as hf
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.panels import pack
+from foretoken.models.static import StaticForward
 from models_zoo import tiny
 from raising import raising
 
@@ -51,17 +53,35 @@ def test_unkeepable(name: str, arguments: dict[str, Any], found: str) -> None:
 LAYERS = {"num_local_experts": 4, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}
 
 
-def test_a_forward_that_raises() -> None:
+ANOTHER = r"\): choose a model of another architecture\."
+OFF = r"\): load it with compile off, or choose a model of another architecture\."
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_forward_that_raises(packed: bool) -> None:
     """MiniMax takes no cache but its own; its sentence names the class, the error and what to do."""
-    with pytest.raises(ForetokenError, match=r"MiniMaxForCausalLM fails .*cache of its own.*: load it with .*choose"):
-        CausalLM(build("MiniMax-ForCausalLM", **SIZES, **LAYERS))
-
-
-def test_a_first_forward_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("gpt2")
-    monkeypatch.setattr(model.lm_head, "forward", raising(AttributeError("no weight")))
-    with pytest.raises(ForetokenError, match=r"GPT2LMHeadModel fails .*AttributeError: no weight"):
+    model = build("MiniMax-ForCausalLM", **SIZES, **LAYERS)
+    if packed:
+        pack(model)
+    with pytest.raises(ForetokenError, match=r"^MiniMaxForCausalLM fails .*cache of its own.*" + ANOTHER):
         CausalLM(model)
+
+
+@pytest.mark.parametrize(("packed", "advice"), [(False, ANOTHER), (True, OFF)])
+def test_a_first_forward_that_raises(packed: bool, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without packed layers it is the one that it would be with compile off."""
+    model = tiny("phi")
+    if packed:
+        pack(model)
+    monkeypatch.setattr(model.lm_head, "forward", raising(AttributeError("no weight")))
+    with pytest.raises(ForetokenError, match=r"^PhiForCausalLM fails .*AttributeError: no weight" + advice):
+        CausalLM(model)
+
+
+def test_a_forward_of_fixed_shapes_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StaticForward, "plain", raising(IndexError("no slot")))
+    with pytest.raises(ForetokenError, match=r"^PhiForCausalLM fails .*IndexError: no slot" + OFF):
+        CausalLM(tiny("phi"), traced=True)
 
 
 @pytest.mark.parametrize("shortage", [MemoryError("1 bytes"), RuntimeError("alloc_cpu.cpp: can't allocate memory")])

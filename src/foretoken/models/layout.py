@@ -13,6 +13,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
 from foretoken.models.hf_model import HFModel
+from foretoken.models.panels import PanelLinear
 from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -59,7 +60,8 @@ def layout(model: HFModel) -> Layout:
     if getattr(config, "alibi", False):
         raise ForetokenError(f"{kind} uses ALiBi, whose bias cannot follow a tree: use a model with position ids.")
     text = probe_tokens(model)[:LENGTH]
-    with torch.inference_mode(), first_forward(model):
+    own = not any(isinstance(module, PanelLinear) for module in model.modules())
+    with torch.inference_mode(), first_forward(model, own):
         out: Any = model(input_ids=torch.tensor([text], device=model.device), use_cache=True)
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache):

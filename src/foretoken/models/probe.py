@@ -63,10 +63,13 @@ def probe_tokens(model: nn.Module) -> list[int]:
 
 
 @contextmanager
-def first_forward(model: nn.Module) -> Iterator[None]:
-    """Turn an error of the first forwards of `model` into a ForetokenError that names its class and says what to do.
+def first_forward(model: nn.Module, own: bool) -> Iterator[None]:
+    """Turn an error of the first forwards of a model into a ForetokenError that names its class and says what to do.
 
     A shortage of memory stays what it is.
+
+    model: the model.
+    own: whether the forwards are those of transformers' own modules, as they also are with compile off.
     """
     try:
         yield
@@ -74,9 +77,10 @@ def first_forward(model: nn.Module) -> Iterator[None]:
         if isinstance(error, ForetokenError) or is_shortage(error):
             raise
         said = next(iter(str(error).splitlines()), "").rstrip(".")
+        off = "" if own else "load it with compile off, or "
         raise ForetokenError(
-            f"{type(model).__name__} fails in its first forward ({type(error).__name__}: {said}): load it with compile "
-            "off, or choose a model of another architecture."
+            f"{type(model).__name__} fails in its first forward ({type(error).__name__}: {said}): {off}choose a model "
+            "of another architecture."
         ) from error
 
 
