@@ -1,6 +1,7 @@
 """Compiled loops on disk are not used any longer than the code that is in them."""
 
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -71,6 +72,30 @@ def quadruple(x):
 from foretoken.kernel import compile
 compile._is_ours = lambda module: module.startswith("foretoken")
 import foretoken_made.quadruple
+""",
+    "threads": """
+from functools import partial
+from numba import prange
+from foretoken.kernel.compile import compiled
+@partial(compiled, parallel=True)
+def in_threads(x):
+    for i in prange(len(x)):
+        x[i] *= 2
+@compiled
+def copied(x):
+    in_threads(x)
+@compiled
+def outer(x):
+    copied(x)
+""",
+    "run_threads": """
+import numpy as np
+from foretoken.kernel import compile
+compile._is_ours = lambda module: module.startswith("foretoken_made")
+from foretoken_made.threads import outer
+numbers = np.array([1, 2, 3])
+outer(numbers)
+print(numbers, outer._code.stats.cache_hits.total())
 """,
     "pair": "from typing import NamedTuple\nclass Pair(NamedTuple):\n    left: int\n    right: int\n",
     "pairs": """
@@ -335,6 +360,19 @@ def test_a_loop_in_threads_is_kept_with_its_callers_alone() -> None:
     for loop in (product.panels_threads, layer.layers_threads):
         assert isinstance(loop._code._cache, NullCache)
     assert not isinstance(product.times._code._cache, NullCache)
+
+
+def test_a_copied_loop_that_calls_one_in_threads_starts_them(made: Path) -> None:
+    """In processes in which nothing else does: where its copy is compiled into a caller, and where that is on disk."""
+    assert run_on_numbers(imported_anew("threads").outer) == [2, 4, 6]
+    for path in made.parent.rglob("threads.outer-*.nb?"):
+        path.unlink()
+    places = {"PYTHONPATH": os.pathsep.join([str(made.parent), *sys.path]), "NUMBA_CACHE_DIR": str(made.parent)}
+    command = [sys.executable, "-m", "foretoken_made.run_threads"]
+    for known in 0, 1:
+        environment = os.environ | places | {"NUMBA_NUM_THREADS": "2"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"[2 4 6] {known}\n")
 
 
 @pytest.mark.parametrize("kind", ["nbi", "nbc"])

@@ -56,6 +56,8 @@ def compiler() -> Any:
             state.library = _library()(state.targetctx.codegen(), state.func_id.func_qualname)
             state.flags.no_compile = True  # of the function by itself
             super().run_pass(state)
+            state.library.finalize()  # which collects what starts the threads of the loops that this one calls
+            state.reload_init.extend(state.library._reload_init)
             state.cr = state.cr._replace(cfunc=_entry(state.cr.fndesc, state.cr.env, state.library))
             state.targetctx.insert_user_function(state.cr.cfunc, state.cr.fndesc, [state.library])
             return True
@@ -83,6 +85,7 @@ def on_disk() -> Any:
             for again in reload_init:
                 again()
             library = _library()(target_context.codegen(), name)
+            library._reload_init.update(reload_init)  # for what will be compiled with a copy
             library._final_module = binding.parse_bitcode(code)
             library._finalize_final_module()
             return compile_result(
