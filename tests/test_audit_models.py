@@ -260,6 +260,32 @@ def test_the_default_tree_branches_unless_the_options_name_what_does_not(
         tree("--vocab", "slrs")
         == tree("--vocab", "union")
         == tree("--verifier", "pairwise", "--law", "iid")
+        == tree("--law", "hub")
         == "chain:3"
     )
+    assert tree("--law", "without-replacement") == tree("--verifier", "exact-match", "--law", "opaque") == "kary:2x3"
+    assert tree("--law", "opaque") == "dynamic:14"
+    assert tree("--law", "opaque", "--drafter", "ngram") == tree("--law", "opaque", "--vocab", "slem") == "kary:2x3"
+    assert tree("--verifier", "traversal", "--law", "opaque") == "kary:2x3"  # none goes with it
     assert tree("--verifier", "block", "--tree", "chain:5") == "chain:5"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tree", "kary:2x3", "--verifier", "block"], "makes 2 draws at a node: choose a tree that does not"),
+        (["--tree", "chain:3", "--law", "opaque"], "block is not lossless for law opaque with 1 draws"),
+        (
+            ["--tree", "kary:2x3", "--draft-probability", "0.5", "--verifier", "standard"],
+            "not lossless for law iid with 2 draws",
+        ),
+        (["--drafter", "ngram", "--verifier", "standard"], "standard is not lossless for law opaque"),
+        (["--drafter", "suffix+self", "--tree", "kary:2x3", "--verifier", "hub", "--law", "iid"], "drafter self makes"),
+        (["--verifier", "global-resolution"], "only approximately lossless"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_models_are_loaded(
+    options: list[str], reason: str, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("foretoken.build.load_model", raising(AssertionError("a model is loaded")))
+    run.refused(reason, "audit", *options)

@@ -49,7 +49,7 @@ from foretoken.models.named import COMPILE
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.names import check_pair, settled, tree_policy
+from foretoken.names import check_ahead, check_pair, settled, tree_policy
 from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
@@ -208,7 +208,10 @@ def load(
     elif vocab is not None:
         raise _no_vocab(vocab, drafter, kind)
     recipe = replace(recipe, tree=tree or usual_tree(kind, method), vocab=kind if kind in VOCABS else None)
-    settled(recipe, kind)
+    if drafter == AUTO:  # the loaded target decides which drafter it is
+        settled(recipe, kind)
+    else:
+        check_ahead(recipe, kind, _named(drafter or NO_DRAFTER))
 
     # The models.
     def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
-from foretoken.core.laws import IID, Hub, Law, Opaque
+from foretoken.core.laws import IID, Coins, Hub, Law, Opaque
 from foretoken.core.limits import whole
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
@@ -184,27 +184,54 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
 
 
+def check_ahead(recipe: Recipe, kind: str, name: str) -> None:
+    """Refuse what `settled` refuses and, where the kind of drafter makes it plain, what `check_pair` would refuse.
+
+    recipe: what a user named; its tree is not PLAIN.
+    kind: that of the drafter, of `recipe.KINDS`, for which there need be no models yet.
+    name: names the drafter in the error.
+
+    Raises ForetokenError.
+    """
+    policy, rule, family = settled(recipe, kind)
+    if kind == NO_DRAFTER or KINDS[kind].own_draws:
+        return
+    if KINDS[kind].rule is not None:  # its draft tokens have no q
+        family = Opaque
+    elif recipe.draft_probability is not None:
+        family = Coins(recipe.draft_probability)
+    _check_laws(policy.laws(family), name, rule)
+
+
 def check_pair(drafter: Drafter, rule: Verifier) -> None:
     """Refuse a `drafter` that has a law for which the `rule` is not lossless; raises ForetokenError."""
+    _check_laws(drafter.laws, drafter.name, rule)
+
+
+def _check_laws(laws: Sequence[Law], name: str, rule: Verifier) -> None:
+    """Refuse the laws of a drafter for which a rule is not lossless.
+
+    laws: those of the drafter. name: the drafter's. rule: the rule.
+    """
     if isinstance(rule, Approximate):
         raise ForetokenError(
             f"Verifier {rule.name} is only approximately lossless, so no engine takes it: choose "
             f"{rule.name}-thinned, which is exactly lossless, or another rule."
         )
-    for drafted in drafter.laws:
+    for drafted in laws:
         if isinstance(rule, PathVerifier) and drafted.k > 1 and not rule.accepts(drafted):
             raise ForetokenError(
-                f"Verifier {rule.name} decides over a whole path, and drafter {drafter.name} makes {drafted.k} draws "
+                f"Verifier {rule.name} decides over a whole path, and drafter {name} makes {drafted.k} draws "
                 "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
             )
         if not rule.accepts(drafted):
             able = [
-                name
-                for name, other in VERIFIERS.items()
+                other.name
+                for other in VERIFIERS.values()
                 if other.accepts(drafted) and not isinstance(other, Approximate)
             ]
             advice = f"choose verifier {' or '.join(able)}, or" if able else "no verifier is, so choose"
             raise ForetokenError(
                 f"Verifier {rule.name} is not lossless for law {drafted.name} with {drafted.k} draws at a node, which "
-                f"drafter {drafter.name} makes: {advice} another tree or law."
+                f"drafter {name} makes: {advice} another tree or law."
             )

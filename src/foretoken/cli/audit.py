@@ -2,39 +2,47 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
 import typer
 
 from foretoken.cli.command import command
 from foretoken.cli.options import RecipeOptions, load_engine
+from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
-from foretoken.recipe import KINDS, LAWS, Recipe, check_law, check_recipe
-from foretoken.verify import VERIFIERS
+from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe, check_recipe, in_a_row
 
-BRANCHING, CHAIN = "kary:2x3", "chain:3"  # default trees
+BRANCHING = "kary:2x3"  # the default tree, which has all that can go wrong
+OTHERS = ("chain:3", "dynamic:14")  # what is audited in its place where the rule is not lossless for its draws
 
 
 @dataclass(frozen=True)
 class AuditedRecipe(RecipeOptions):
     """The engine that is audited.
 
-    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: kary:2x3, or chain:3 where the verifier or the vocab
-    takes one draft token per node.
+    tree: Token tree: $trees. See docs/trees-and-rules.md. Default: kary:2x3; chain:3 where the verifier, the law or the
+    vocab takes one draft token per node; dynamic:14 for law opaque without a verifier.
     """
 
     def usual_tree(self) -> str:
-        """Return the name of the default tree: one that has all that can go wrong, unless the rule takes only chains.
+        """Return the name of the default tree: the first one of which the rule takes the draws.
 
-        The verifier, vocab and law are known ones.
+        All that the recipe names is known. Where no tree goes with it, loading the engine says why.
         """
-        if self.vocab in KINDS and KINDS[self.vocab].own_draws:
-            return CHAIN
-        if self.verifier is None:
+        _, drafter = in_a_row(self.drafter)
+        kind = self.vocab if self.vocab in KINDS else drafter if drafter in LOOKUPS else SAME
+        if KINDS[kind].own_draws:
+            return OTHERS[0]
+        if self.verifier is None and self.law is None:
             return BRANCHING
-        rule = VERIFIERS[self.verifier]
-        family = rule.laws[0] if self.law is None else LAWS[check_law(self.law)]
-        return BRANCHING if rule.accepts(family(2)) else CHAIN
+        from foretoken.names import check_ahead  # takes seconds
+
+        for tree in (BRANCHING, *OTHERS):
+            with suppress(ForetokenError):
+                check_ahead(Recipe(tree, self.verifier, self.vocab, self.draft_probability, self.law), kind, kind)
+                return tree
+        return BRANCHING
 
 
 @command
