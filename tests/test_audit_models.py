@@ -265,7 +265,9 @@ def test_the_default_tree_branches_unless_the_options_name_what_does_not(
     )
     assert tree("--law", "without-replacement") == tree("--verifier", "exact-match", "--law", "opaque") == "kary:2x3"
     assert tree("--law", "opaque") == "dynamic:14"
-    assert tree("--law", "opaque", "--drafter", "ngram") == tree("--law", "opaque", "--vocab", "slem") == "kary:2x3"
+    for option in ("--drafter", "ngram"), ("--drafter", "auto"), ("--vocab", "slem"):
+        assert tree("--law", "opaque", *option) == "kary:2x3"
+    assert tree("--verifier", "block", "--drafter", "auto") == "chain:3"
     assert tree("--verifier", "traversal", "--law", "opaque") == "kary:2x3"  # none goes with it
     assert tree("--verifier", "block", "--tree", "chain:5") == "chain:5"
 

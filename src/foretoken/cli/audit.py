@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 import typer
 
 from foretoken.cli.command import command
-from foretoken.cli.options import RecipeOptions, load_engine
+from foretoken.cli.options import RecipeOptions, load_engine, resolve_models
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
-from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe, check_recipe, in_a_row
+from foretoken.recipe import AUTO, KINDS, LOOKUPS, NGRAM, SAME, Recipe, check_recipe, in_a_row
 
 BRANCHING = "kary:2x3"  # the default tree, which has all that can go wrong
 OTHERS = ("chain:3", "dynamic:14")  # what is audited in its place where the rule is not lossless for its draws
@@ -22,7 +22,7 @@ class AuditedRecipe(RecipeOptions):
     """The engine that is audited.
 
     tree: Token tree: $trees. See docs/trees-and-rules.md. Default: kary:2x3; chain:3 where the verifier, the law or the
-    vocab takes one draft token per node; dynamic:14 for law opaque without a verifier.
+    vocab takes one draft token per node; dynamic:14 where a model drafts by law opaque and no verifier is named.
     """
 
     def usual_tree(self) -> str:
@@ -30,8 +30,10 @@ class AuditedRecipe(RecipeOptions):
 
         All that the recipe names is known. Where no tree goes with it, loading the engine says why.
         """
-        _, drafter = in_a_row(self.drafter)
-        kind = self.vocab if self.vocab in KINDS else drafter if drafter in LOOKUPS else SAME
+        _, drafter = in_a_row(resolve_models(self.target, self.drafter)[1])
+        # Drafter auto is a lookup or the target's own weights, and only the former go with law opaque by themselves.
+        looks_up = drafter in LOOKUPS or (drafter == AUTO and self.law == "opaque")
+        kind = self.vocab if self.vocab in KINDS else NGRAM if looks_up else SAME
         if KINDS[kind].own_draws:
             return OTHERS[0]
         if self.verifier is None and self.law is None:
