@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from foretoken.kernel import copied
+from foretoken.kernel.held import hold_interrupts
 
 CONSTANTS = (bool, int, float, str, bytes, tuple)  # types of global variables whose values numba compiles in
 
@@ -56,6 +57,7 @@ class Loop:
     def _made(self, for_python: bool) -> Any:
         import numba
 
+        hold_interrupts()
         # `unwrap` takes off the checkers that the tests put around every function: numba compiles the bare loop.
         # error_model: x / 0 is inf or nan, as in arrays; the check for it would keep loops with divisions out of
         # vector registers.
@@ -120,6 +122,7 @@ class Linked:
         from numba import types
         from numba.core.ccallback import CFunc
 
+        hold_interrupts()
         self.kinds, nothing = (types.intp,) * count + (types.float64,) * floats, cast(Any, types.void)
         self.signature = nothing(types.StarArgTuple.from_types(self.kinds))
         self.address = np.zeros(1, np.int64)
@@ -129,11 +132,14 @@ class Linked:
 
     def load(self) -> bool:
         """Load the loop's machine code if it is on disk; return whether it was."""
+        from numba.core.compiler_lock import global_compiler_lock
+
         made = self._made
-        found = made._cache.load_overload(made._sig, made._targetdescr.target_context)
-        if found is not None:
-            self._library = found.library  # owns the code
-            self.address[0] = found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name)
+        with global_compiler_lock:
+            found = made._cache.load_overload(made._sig, made._targetdescr.target_context)
+            if found is not None:
+                self._library = found.library  # owns the code
+                self.address[0] = found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name)
         return found is not None
 
     def compile(self) -> None:
