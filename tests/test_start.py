@@ -304,9 +304,10 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
     assert (done.returncode, done.stderr) == (2, "foretoken: Cannot write the output: No space left on device.\n")
 
 
-def test_an_interrupt_during_imports_ends_quietly(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")  # in the place of the first library that is imported
-    done = foretoken_run(f"PYTHONPATH={tmp_path} FORETOKEN --help")
+@pytest.mark.parametrize("code", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
+def test_an_interrupt_during_imports_ends_quietly(tmp_path: Path, code: str) -> None:
+    (tmp_path / "typer.py").write_text(code)  # in the place of the first library that is imported
+    done = foretoken_run(f"PYTHONPATH={tmp_path}:$PYTHONPATH FORETOKEN --help")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
