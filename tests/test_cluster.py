@@ -3,14 +3,18 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import foretoken
 from foretoken import ForetokenError
+from foretoken.cluster import batch
 from foretoken.cluster.batch import Actor, fingerprint, finished, generate_on_ray, hold, runs
 from foretoken.engine import Result
 
@@ -40,11 +44,55 @@ def test_rows_are_parted_where_seeds_are_not_consecutive():
 def test_a_rows_text_is_its_own_whatever_the_rows_beside_it(demo):
     want = wanted(demo, 11)
     actor = Actor(partial(load, str(demo)), 11, OPTIONS, SETTINGS)
-    batch = {"row": [json.dumps({"index": i, "prompt": PROMPTS[i]}) for i in (40, 3, 4, 41, 20)]}
-    got = [json.loads(row) for row in actor(batch)["row"]]
+    rows = {"row": [json.dumps({"index": i, "prompt": PROMPTS[i]}) for i in (40, 3, 4, 41, 20)]}
+    got = [json.loads(row) for row in actor(rows)["row"]]
     assert {row["index"]: row["text"] for row in got} == {i: want[i].text for i in (3, 4, 20, 40, 41)}
     assert [row["seed"] for row in got] == [11 + row["index"] for row in got]
     assert {row["settings"] for row in got} == {SETTINGS}
+
+
+class FakeData:
+    """As much of Ray Data as a batch uses: one actor, in this process, which gets all rows at once."""
+
+    def from_items(self, items: list[dict[str, str]], **_: Any) -> "FakeData":
+        self.rows = [item["row"] for item in items]
+        return self
+
+    def map_batches(self, actor: Any, fn_constructor_args: tuple[Any, ...], **_: Any) -> "FakeData":
+        self.rows = actor(*fn_constructor_args)({"row": self.rows})["row"]
+        return self
+
+    def iter_rows(self) -> Iterator[dict[str, str]]:
+        return iter([{"row": row} for row in self.rows])
+
+    ActorPoolStrategy = SimpleNamespace
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "need", lambda _: FakeData())
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_a_refused_prompt_is_one_sentence_with_its_number_in_the_file(demo, tmp_path):
+    out, prompts = tmp_path / "out.jsonl", [*PROMPTS[:2], "long " * 2000, "short"]
+    with pytest.raises(ForetokenError, match=r"^Prompt 3 has \d+ tokens, and the context of .* shorten it\.$"):
+        generate_on_ray(partial(load, str(demo)), prompts, 5, OPTIONS, out, 1, 1, NAMED)
+    assert out.read_text() == ""
+
+
+@pytest.mark.usefixtures("fake_ray")
+def test_models_that_an_actor_cannot_load_are_one_sentence(tmp_path):
+    loading = partial(load, str(tmp_path))
+    with pytest.raises(ForetokenError, match=f"{tmp_path}/target"):
+        generate_on_ray(loading, PROMPTS, 5, OPTIONS, tmp_path / "out.jsonl", 1, 1, NAMED)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.usefixtures("fake_ray")
+def test_a_full_disk_is_named_and_a_device_is_not_read(demo):
+    with pytest.raises(ForetokenError, match=r"^Cannot write /dev/full: No space left on device\.$"):
+        generate_on_ray(partial(load, str(demo)), PROMPTS[:2], 5, OPTIONS, Path("/dev/full"), 1, 1, NAMED)
 
 
 def test_two_runs_do_not_write_one_file(tmp_path):
@@ -151,10 +199,10 @@ def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own
 def test_a_batch_by_the_command(cluster, demo, run, tmp_path):
-    batch, out = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
-    batch.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:6]))
+    file, out = tmp_path / "batch.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:6]))
     models = "--target", demo / "target", "--drafter", demo / "drafter", "--tree", "chain:3"
-    line = "generate", "--batch-file", batch, "--ray", 2, "--out", out, "--seed", 5, *models
+    line = "generate", "--batch-file", file, "--ray", 2, "--out", out, "--seed", 5, *models
     sampled = "--temperature", 0.9, "--max-new-tokens", 24
     code, _, err = run(*line, *sampled)
     assert (code, err.splitlines()[-1]) == (0, f"6 texts written to {out}, which has all 6"), err

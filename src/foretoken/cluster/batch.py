@@ -10,6 +10,7 @@ that a run with other settings is refused.
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from foretoken.cluster import need
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import append
 from foretoken.version import __version__
 
 if TYPE_CHECKING:  # not at run time, so that an output file of another run is refused before torch is imported
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # not at run time, so that an output file of another run is r
 
 Row = dict[str, Any]
 ROWS = 8  # the most rows that an actor gets at once, per sequence that it decodes side by side
+REFUSED = "refused"  # the key of a row that says why there are no others
 BEGINNING = b'{"index": '  # with which every line of the output begins
 
 
@@ -47,15 +50,31 @@ class Actor:
     """
 
     def __init__(self, load: "Callable[[], Engine]", seed: int, options: Mapping[str, Any], settings: str) -> None:
-        self.engine, self.seed, self.options, self.settings = load(), seed, dict(options), settings
+        self.load, self.seed, self.options, self.settings = load, seed, dict(options), settings
+
+    @cached_property
+    def engine(self) -> "Engine":
+        """The engine, loaded when it is first used."""
+        return self.load()
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Continue rows. batch: {"row": rows as JSON texts}, as Ray Data passes it. Returns the same, texts added."""
+        """Continue rows, as Ray Data calls it.
+
+        batch: {"row": rows as JSON texts}.
+        Returns the same with texts added. Where the models or a prompt are refused there is one row {"refused": why}:
+        an exception would reach the user as Ray's own, with its traceback.
+        """
         rows: list[Row] = [json.loads(row) for row in batch["row"]]
-        return {"row": [json.dumps(row) for run in runs(rows) for row in self._continued(run)]}
+        try:
+            done = [row for run in runs(rows) for row in self._continued(run)]
+        except ForetokenError as error:
+            done = [{REFUSED: str(error)}]
+        return {"row": [json.dumps(row) for row in done]}
 
     def _continued(self, rows: list[Row]) -> Iterator[Row]:
         """Yield each of some rows, which have consecutive numbers, with its text."""
+        for row in rows:
+            self.engine.encode(row["prompt"], f"Prompt {row['index'] + 1}")  # `generate` would count from here
         seed = self.seed + rows[0]["index"]
         results = self.engine.generate([row["prompt"] for row in rows], seed=seed, **self.options)
         assert isinstance(results, list)
@@ -105,13 +124,15 @@ def generate_on_ray(
     max_batch: the most sequences that each actor decodes side by side.
     named: the settings of the engine by name, such as its models and its tree.
     num_cpus, num_gpus: number of cores and of GPUs that an actor takes.
-    Returns the number of prompts continued now. Raises ForetokenError where Ray is not installed, or `out` is of
-    another run.
+    Returns the number of prompts continued now. Raises ForetokenError where Ray is not installed, `out` is of another
+    run or cannot be written, or an actor refuses its models or a prompt.
     """
     data, settings = need("ray.data"), fingerprint(named, options)
     with out.open("a", encoding="utf-8") as file:
-        hold(file, out)
-        done = finished(out, prompts, seed, settings)
+        done = set[int]()
+        if out.is_file():  # and no device, such as /dev/full, which one reads without end
+            hold(file, out)
+            done = finished(out, prompts, seed, settings)
         todo = [{"index": i, "prompt": prompt} for i, prompt in enumerate(prompts) if i not in done]
         if not todo:
             return 0
@@ -126,8 +147,9 @@ def generate_on_ray(
             num_gpus=num_gpus,
         )
         for each in dataset.iter_rows():
-            file.write(each["row"] + "\n")
-            file.flush()
+            if why := json.loads(each["row"]).get(REFUSED):
+                raise ForetokenError(why)
+            append(out, each["row"] + "\n")
     return len(todo)
 
 
