@@ -22,6 +22,6 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        # After an interrupt within text that `exec` runs, as it does for dataclasses, `python -m` ends by the signal and
-        # not with our exit code, even where the interrupt was caught; unless later text runs to its end.
+        # After an interrupt within text that `exec` runs, as it does for dataclasses, `python -m` ends by the signal
+        # and not with our exit code, even where the interrupt was caught; unless later text runs to its end.
         exec("")
