@@ -304,6 +304,25 @@ def test_a_full_disk_behind_stdout_is_one_sentence() -> None:
     assert (done.returncode, done.stderr) == (2, "foretoken: Cannot write the output: No space left on device.\n")
 
 
+@pytest.mark.parametrize(
+    ("before", "says"),
+    [
+        ("NUMBA_DISABLE_JIT=1", "NUMBA_DISABLE_JIT is set, and Foretoken's loops run only as compiled code: unset it."),
+        ("NUMBA_NUM_THREADS=0", "NUMBA_NUM_THREADS is 0: it must be at least 1; set it to that, or unset it."),
+        ("NUMBA_NUM_THREADS=x NUMBA_DISABLE_JIT=", NONE),
+        ("mkdir gone && cd gone && rmdir ../gone;", "The current folder was removed: change to another one."),
+    ],
+)
+def test_surroundings_in_which_libraries_fail_are_refused(
+    before: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(foretoken.__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    done = foretoken_run(f"{before} FORETOKEN generate x --target {NONE}")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert says in done.stderr
+
+
 @pytest.mark.parametrize("code", ["raise KeyboardInterrupt", "exec('raise KeyboardInterrupt')"])
 def test_an_interrupt_during_imports_ends_quietly(tmp_path: Path, code: str) -> None:
     (tmp_path / "typer.py").write_text(code)  # in the place of the first library that is imported

@@ -14,6 +14,7 @@ parameter of a dataclass type stands for one option per field, with the help tha
 it inherits from, has for the field. `$trees` and the like in a help text stand for the names in a registry.
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
@@ -60,6 +61,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     words = [p.name for p in signature(function).parameters.values() if p.kind is Parameter.POSITIONAL_ONLY]
 
     def call(**values: Any) -> None:
+        _check_process()
         if values.get("json_") and values.get("markdown"):
             raise ForetokenError("--json and --markdown are two forms of one report: leave one out.")
         for name, kind in groups.items():
@@ -70,6 +72,26 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     setattr(call, "__signature__", Signature(parameters))  # noqa: B010 (a type checker knows no such attribute)
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
+
+
+def _check_process() -> None:
+    """Refuse a current folder or an environment in which libraries would end a command without a clear word."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ForetokenError("The current folder was removed: change to another one.") from None
+    if _number("NUMBA_DISABLE_JIT", 0):
+        raise ForetokenError("NUMBA_DISABLE_JIT is set, and Foretoken's loops run only as compiled code: unset it.")
+    if (threads := _number("NUMBA_NUM_THREADS", 1)) < 1:
+        raise ForetokenError(f"NUMBA_NUM_THREADS is {threads}: it must be at least 1; set it to that, or unset it.")
+
+
+def _number(name: str, otherwise: int) -> int:
+    """Return a number in the environment as numba reads it; otherwise: that where there is none."""
+    try:
+        return int(os.environ.get(name, otherwise))
+    except ValueError:  # numba says so, and goes on with its own
+        return otherwise
 
 
 def field_help(kind: type) -> dict[str, str]:
