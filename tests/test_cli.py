@@ -149,6 +149,16 @@ def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):
     assert json.loads(alone)["token_ids"] == records[1]["token_ids"]
 
 
+def test_texts_of_a_batch_are_parted_by_their_numbers(run, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    line = "generate", "--batch-file", file, "--max-new-tokens", 8, "--temperature", 0, "--max-batch", 1
+    alone = {prompt: run("generate", prompt, *line[3:])[1] for prompt in ("a", "b")}
+    file.write_text('"a"\n"b"\n')
+    assert run(*line)[1] == f"==> 1 <==\n{alone['a']}\n==> 2 <==\n{alone['b']}"
+    file.write_text('"b"\n')
+    assert run(*line)[1] == alone["b"]
+
+
 # What is said of it depends on which torch there is.
 NO_DEVICE = "this torch was built for CPUs alone" if version("torch").endswith("+cpu") else "torch finds"
 

@@ -53,7 +53,7 @@ def generate(
     prompt: Text to continue; - reads it from stdin. Default: a demo prompt.
     chat: Answer the prompt as a user's message, by the model's chat template.
     batch_file: JSONL of prompts, {"prompt": "..."} or {"messages": [...]} (a conversation) per line; line i uses seed
-    + i.
+    + i. Several texts are printed as they are done, each below a line ==> NUMBER <==.
     max_batch: Prompts of a batch file decoded side by side.
     compare: Also run plain decoding, three times in turn with this method, and print the speed-up.
     trace: Write a page, FILE.html, that shows every step in a browser, without a network: the drafted tree, the
@@ -232,7 +232,7 @@ def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_jso
     """Write many texts, each when it is done, so that an interrupt loses only those under way."""
     arguments = options.arguments()
     texts = [Text.begin(engine, prompt, arguments["seed"] + i, options) for i, prompt in enumerate(prompts)]
-    shown = [""] * len(texts)
+    shown, parting = [""] * len(texts), ""
     if options.show_drafts:
         _begin("", True)
     for chunk in engine.stream(prompts, observer=trace, **arguments):
@@ -242,8 +242,11 @@ def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_jso
             asked = {"prompt": text.prompt} if isinstance(text.prompt, str) else {"messages": text.prompt}
             print(json.dumps({"index": i, **asked, **text.record()}), flush=True)
         elif chunk.finished:
-            print(f"--- {i + 1}: {_num(chunk.stats.num_tokens, 'token')}, {chunk.finish_reason}", file=sys.stderr)
+            if len(texts) > 1:
+                print(f"{parting}==> {i + 1} <==")  # as `head` and `tail` part files
+                parting = "\n"
             print((text.prompt if isinstance(text.prompt, str) else "") + shown[i], flush=True)
+            print(f"--- {i + 1}: {_num(chunk.stats.num_tokens, 'token')}, {chunk.finish_reason}", file=sys.stderr)
 
 
 def _begin(prompt: Prompt, tinted: bool) -> None:
