@@ -80,6 +80,7 @@ def process(engine, tmp_path, request):
     ) as running:
         for told in running.stderr:
             if "listens on" in told:
+                assert re.search(r"listens on (http://[0-9.:]+) \(base URL of OpenAI clients: \1/v1\)", told)
                 break
         else:
             pytest.fail("it ended before it listened")

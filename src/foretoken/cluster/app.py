@@ -163,7 +163,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
     listening: a bound socket with the address where Ray's proxy is to listen; it is closed before.
     Raises ForetokenError where Ray Serve runs on the cluster already, and where the replicas do not start.
     """
-    from foretoken.serve.logs import log_signal, log_to_stderr
+    from foretoken.serve.logs import log_address, log_signal, log_to_stderr
     from foretoken.serve.owner import Owner
 
     ray, serve = need("ray"), need("ray.serve")
@@ -194,7 +194,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
             raise ForetokenError(f"The replicas do not start: {cause.split('Error: ')[-1].strip()}") from error
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, end)
-        log.info("listens on %s", where)
+        log_address(log, where)
         while not asked.wait(1):
             if not _is_deployed(calls, asked):
                 at_once.set()

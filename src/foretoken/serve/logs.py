@@ -12,6 +12,11 @@ LEVELS = {
 }
 
 
+def log_address(log: logging.Logger, where: str) -> None:
+    """Log that the server listens, to `log`; where: the URL of its page, behind which that of OpenAI's API is /v1."""
+    log.info("listens on %s (base URL of OpenAI clients: %s/v1)", where, where)
+
+
 def log_signal(log: logging.Logger, at_once: bool) -> None:
     """Log what a signal does to the server.
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from foretoken.engine import Engine
 from foretoken.serve.app import create_app
 from foretoken.serve.listen import address, listen
-from foretoken.serve.logs import log_signal, log_to_stderr
+from foretoken.serve.logs import log_address, log_signal, log_to_stderr
 from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
@@ -61,7 +61,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen on the bound `sockets`, and log their addresses."""
         await super().startup(sockets)
-        log.info("listens on %s", ", ".join(address(each) for each in sockets or ()))
+        for each in sockets or ():
+            log_address(log, address(each))
 
     async def on_tick(self, counter: int) -> bool:
         """Whether the server is to end; uvicorn asks it ten times a second. counter: counts the calls."""
