@@ -25,7 +25,7 @@ import typer
 from benchmarks.serving import Server, all_at_once, conversations, served
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, Rounds, WorkloadFile, encoded, show
+from foretoken.cli.measuring import Markdown, Rounds, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.engine import Engine
@@ -202,7 +202,14 @@ def report(header: Mapping[str, Any], found: Sequence[Row], left_out: Sequence[s
 def command(
     *,
     target: str = DEFAULT_MODEL,
-    workload: WorkloadFile = WORKLOAD,
+    workload: Annotated[
+        str,
+        typer.Option(
+            help='JSONL of prompts, {"prompt": "..."} or {"messages": [...]} per line. Default: the chat questions in '
+            "models/chat-prompts.jsonl.",
+            show_default=False,
+        ),
+    ] = WORKLOAD,
     prompts: int = 6,
     max_new_tokens: int = 128,
     rounds: Rounds = 3,
