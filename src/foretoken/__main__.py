@@ -16,6 +16,10 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more would be printed and forgotten as Python ends
 
 
 if __name__ == "__main__":
