@@ -10,7 +10,6 @@ from torch import nn
 
 import foretoken
 import tiny
-from foretoken.build import check_profile
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Coins
@@ -152,10 +151,10 @@ def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp
         profile = read_profile(path)
         for now in prints:
             if now == made_for:
-                check_profile(profile, path, target, now)
+                profile.check(path, target, now)
             else:
                 with pytest.raises(ForetokenError, match=r"^Profile .* was made for another drafter: [^.]*\.$"):
-                    check_profile(profile, path, target, now)
+                    profile.check(path, target, now)
     assert len(set(prints)) == len(prints)
 
 

@@ -31,7 +31,6 @@ from foretoken.heads.checkpoint import head_kind, load_head
 from foretoken.heads.lm import HeadLM, ready
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.hf_model import HFModel
-from foretoken.models.identity import fingerprint, host
 from foretoken.models.load import (
     check_runs_quantised,
     choose_device,
@@ -246,7 +245,7 @@ def load(
         store = Store() if suffix_store is None else KeptStore(os.fspath(suffix_store), model.vocab_size)
     source = replace(_source(kind, model, lm, tokenizer, drafter_tokenizer), first=first, store=store)
     if tuned is not None and profile is not None:
-        check_profile(tuned, profile, model, source.fingerprint(kind))
+        tuned.check(profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)
     engine = Engine(LMTarget(model), proposing, rule, tokenizer, eos_ids(model, tokenizer), recipe, source, max_batch)
     best_plain = tuned is not None and method == FIXED and not named and tuned.tree == PLAIN
@@ -400,14 +399,6 @@ def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
 def _path(named: T | os.PathLike[str]) -> T | str:
     """Return a path as text; anything else as it is."""
     return os.fspath(named) if isinstance(named, os.PathLike) else named
-
-
-def check_profile(profile: Profile, path: str, target: CausalLM, drafting: str) -> None:
-    """Refuse a profile of another machine or of other models; raises ForetokenError.
-
-    profile, path: the profile and its file. target: the target. drafting: `Engine.fingerprint` of the engine.
-    """
-    profile.check(path, fingerprint(target), drafting, host(target))
 
 
 def _check_beside(drafter: CausalLM, target: CausalLM, alike: bool) -> None:

@@ -5,12 +5,15 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import write
 from foretoken.core.limits import shown
 from foretoken.recipe import VOCABS
+
+if TYPE_CHECKING:
+    from foretoken.models.causal_lm import CausalLM
 
 FORMAT = 4
 
@@ -19,7 +22,7 @@ FORMAT = 4
 class Profile:
     """What `foretoken tune` found.
 
-    target, drafter: fingerprints of the two models, see build.check_profile.
+    target, drafter: fingerprints of the two models, as `check` takes them.
     host: the machine, see models/identity.py.
     tree, verifier: names of the best configuration; "plain" and empty where nothing beat plain decoding.
     vocab: that of the best configuration; None where the drafter has the target's vocabulary.
@@ -45,19 +48,22 @@ class Profile:
     configurations: list[dict[str, Any]]
     format: int = FORMAT
 
-    def check(self, path: str, target: str, drafter: str, host: dict[str, str]) -> None:
+    def check(self, path: str, target: "CausalLM", drafter: str) -> None:
         """Refuse another machine, and models that the profile was not made for.
 
         path: the profile's file, for the error.
-        target, drafter: fingerprints of the models that are to be used.
-        host: this machine, as models/identity.py describes it.
+        target: the target that is to be used.
+        drafter: `Engine.fingerprint` of the engine that is to be used.
 
         Raises ForetokenError.
         """
-        if set(self.host) != set(host):
+        from foretoken.models.identity import fingerprint, host  # takes seconds
+
+        here = host(target)
+        if set(self.host) != set(here):
             raise _of_another_version(path)
         for what, was in self.host.items():
-            if (now := host[what]) != was and what == "threads":
+            if (now := here[what]) != was and what == "threads":
                 raise ForetokenError(
                     f"Profile {path} was made with {was} threads, not {now}: set OMP_NUM_THREADS={was}, or run "
                     "foretoken tune here."
@@ -66,7 +72,7 @@ class Profile:
                 raise ForetokenError(
                     f"Profile {path} was made with {what} {was}, and here it is {now}: run foretoken tune here."
                 )
-        for which, was, now in (("target", self.target, target), ("drafter", self.drafter, drafter)):
+        for which, was, now in (("target", self.target, fingerprint(target)), ("drafter", self.drafter, drafter)):
             if was != now:
                 raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
 

@@ -69,7 +69,6 @@ class Compared(options.EngineModels):
 
     def load(self) -> "tuple[Pair, list[Method]]":
         """Return the models, and the methods to measure: with the named trees, the profile's, or the default ones."""
-        from foretoken.build import check_profile
         from foretoken.measure.pair import load_pair, methods
         from foretoken.profile import read_profile
         from foretoken.recipe import KINDS, PLAIN
@@ -88,7 +87,7 @@ class Compared(options.EngineModels):
         if tuned is None or self.profile is None:
             options.spare_threads(pair.num_params)
         else:
-            check_profile(tuned, self.profile, pair.engine.target.lm, pair.engine.fingerprint)
+            tuned.check(self.profile, pair.engine.target.lm, pair.engine.fingerprint)
             if self.tree is None and verifier is None and tuned.tree != PLAIN:
                 trees, verifier, coins = [tuned.tree], tuned.verifier, tuned.draft_probability
         batches = list(dict.fromkeys(self.batch or [1]))
