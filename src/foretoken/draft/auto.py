@@ -24,7 +24,7 @@ from foretoken.core.interfaces import (
     PrefixSession,
     Saved,
 )
-from foretoken.core.sequence import ANY_DEPTH, Sequence
+from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.draft.controller import Controller, Experience, expected_extra
 from foretoken.draft.lookup import LookupSession
@@ -81,6 +81,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self.clock = clock
         self._new = False  # whether a sequence joined: the next step reads its prompt
         self._seen: list[int] = []  # per sequence, the number of ids that the drafter has read
+        self._emitted: list[int] = []  # per sequence, the number of its tokens at the latest step
         self._depth, self._began, self._asked = 0, 0.0, False
         self.looking = False
         self._limits: list[int] = []
@@ -95,22 +96,21 @@ class AutoSession(WrappedSession[DraftSession]):
         super().join()
         self.controller.join()
         self._seen.append(0)
+        self._emitted.append(0)
         self._new = True
 
     def leave(self, row: int) -> None:
         super().leave(row)
         self.controller.leave(row)
-        self._seen[row] = self._seen[-1]
-        self._seen.pop()
+        if self._emitted[row]:
+            self.controller.experience.lengths.latest.append(float(self._emitted[row]))
+        for numbers in self._seen, self._emitted:
+            numbers[row] = numbers[-1]
+            numbers.pop()
 
     def _read(self, row: int, ids: Seq[int]) -> None:
-        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later.
-
-        So does a prompt that is too long for what texts usually are.
-        """
-        controller = self.controller
-        left = controller.experience.reading.left(0, ANY_DEPTH)
-        if controller.costs.drafting and controller.worth_reading(self._unread(row, len(ids)), left):
+        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later."""
+        if self.controller.costs.drafting:
             self._prefix.read(row, ids)
             self._seen[row] = len(ids)
 
@@ -124,6 +124,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
+        self._emitted = [seq.num_new for seq in sequences]
         limits = [max(min(seq.num_left - 1, seq.depth_limit), 0) for seq in sequences]
         # A step that reads a prompt drafts nothing, so that the first token comes as soon as without a drafter.
         chooses = any(limits) and not self._new
@@ -150,18 +151,15 @@ class AutoSession(WrappedSession[DraftSession]):
     def _choose(self, sequences: Seq[Sequence], limits: Seq[int]) -> list[tuple[float, ...]]:
         """Have the controller choose how far the next step drafts; limits: as in `Controller.choose`."""
         unread = sum(self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences))
-        left = self.controller.experience.reading.left
+        left = self.controller.experience.lengths.left
         mean = sum(left(seq.num_new, seq.num_left) for seq in sequences) / len(sequences) if unread else 0.0
         return self.controller.choose(self.clock is not None, limits, unread, mean)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
-        for seq in sequences:
-            if seq.finished:
-                self.controller.experience.reading.lengths.append(float(seq.num_new))
         if self._new:  # nothing was chosen, and the step's time is mostly that of reading a prompt
             self._new = False
             return
-        if self.controller.resting:
+        if self.controller.resting or self.controller.waiting:
             return
         read = 0
         if self._asked:

@@ -30,11 +30,11 @@ bars) became more than 1 to 2% slower in some case without it, or because of the
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from foretoken.draft.acceptance import FORGET_LONG, HOPE, WEIGHT, Acceptance
-from foretoken.draft.reading import Reading
+from foretoken.draft.reading import Lengths, Reading
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
 CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
@@ -82,6 +82,7 @@ class Costs:
         reason to read the next one's prompt with the drafter too.
     rest: plain steps ahead at which nothing is chosen or learnt.
     borrowed: whether `extra` comes from another batch size, where a step may cost a fraction of what it costs here.
+    reading: what reading texts with the drafter takes.
     """
 
     extra: Sequence[float]
@@ -97,6 +98,7 @@ class Costs:
     balance: float = 0.0
     rest: int = 0
     borrowed: bool = False
+    reading: Reading = field(default_factory=Reading)
 
     def learn(self, depth: int, seconds: float) -> None:
         """Learn from one step that took so many `seconds`; depth: the levels that it drafted, 0 for a plain one."""
@@ -183,8 +185,9 @@ class Costs:
         """
         debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
         return Costs(
-            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True
-        )
+            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True,
+            reading=replace(self.reading),
+        )  # fmt: skip
 
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
@@ -199,13 +202,13 @@ class Experience:
     extra: as from `expected_extra`; a depth for which it has no number is never drafted.
     drafts: the acceptance in all texts.
     costs: Costs by batch size.
-    reading: what reading texts with the drafter takes, and how long texts are.
+    lengths: how long texts are.
     """
 
     extra: tuple[float, ...]
     drafts: Acceptance = field(default_factory=Acceptance)
     costs: dict[int, Costs] = field(default_factory=dict)
-    reading: Reading = field(default_factory=Reading)
+    lengths: Lengths = field(default_factory=Lengths)
 
     def costs_of(self, batch: int) -> Costs:
         """Return the costs at a batch size. Until something was drafted there, what is expected of it is what the
@@ -272,8 +275,11 @@ class Controller:
         if self.resting:
             costs.rest -= 1
             return []
-        self.waiting = not self.worth_reading(unread, left)
+        if not costs.drafting and costs.balance < 0:
+            return []
+        self.waiting = not self._worth_reading(unread, left)
         if self.waiting:
+            costs.reading.credit += ALLOWANCE
             return []
         if not costs.drafting:
             return self._try_again(costs)
@@ -293,24 +299,23 @@ class Controller:
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
         return [(0.0,) * depth] * len(self.sequences)
 
-    def worth_reading(self, unread: int, left: float) -> bool:
+    def _worth_reading(self, unread: int, left: float) -> bool:
         """Return whether reading `unread` ids with the drafter takes less than what drafting `left` tokens saves.
 
-        After plain decoding nothing is known of a text's drafts, and the most that they could save counts.
+        As long as nothing is known of drafts, and after plain decoding, the most that they could save counts.
         """
         if not unread:
             return True
-        costs, acceptance = self.costs, self.experience.drafts.mean
-        rate = expected = 1.0
+        costs, expected, rate = self.costs, 1.0, 1.0
+        acceptance = self.experience.drafts.mean if costs.drafting and costs.seen else 1.0
         for depth, time in enumerate(costs.times()[1:], 1):
-            expected += acceptance**depth if costs.drafting else 1.0
+            expected += acceptance**depth
             rate = max(rate, expected / time)
-        return rate == 1.0 or self.experience.reading.cost(unread) <= left * (1 - 1 / rate)
+        saved = left * (1 - 1 / rate)  # if nothing, drafting is given up for that, and not for what reading takes
+        return rate == 1.0 or costs.reading.cost(unread) <= saved + costs.reading.credit
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
-        """Choose one draft token per sequence if drafting may be tried again after plain steps, else none."""
-        if costs.balance < 0:
-            return []
+        """Choose one draft token per sequence if drafting pays at any acceptance, else none."""
         if not any(depth + 1 > costs.steps(depth) for depth in range(1, len(self.experience.extra))):
             # Drafting would not pay if everything were accepted. Only drafted steps can show that it has become
             # cheaper: so it is tried again as if it had lost DEBT and its costs were unknown.
@@ -357,7 +362,7 @@ class Controller:
             one_off, spent = None, costs.steps(depth)
             if read and seconds is not None:
                 took = costs.plain_steps(seconds)
-                self.experience.reading.learn(read, took - spent)
+                costs.reading.learn(read, took - spent)
                 one_off = spent = min(took, READING + tokens)
             least = min(costs.balance, -DEBT if one_off is None else -READING)
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
