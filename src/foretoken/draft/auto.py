@@ -120,7 +120,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def _unread(self, row: int, length: int) -> int:
         """The number of ids that the drafter must read of a row of `length` ids beyond those of an ordinary step."""
-        return max(length - self._seen[row] - CAUGHT_UP, 0) if self._reads else 0
+        return max(length - self._seen[row] - CAUGHT_UP, 0)
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
@@ -150,7 +150,7 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def _choose(self, sequences: Seq[Sequence], limits: Seq[int]) -> list[tuple[float, ...]]:
         """Have the controller choose how far the next step drafts; limits: as in `Controller.choose`."""
-        unread = sum(self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences))
+        unread = sum(self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences)) if self._reads else 0
         left = self.controller.experience.lengths.left
         mean = sum(left(seq.num_new, seq.num_left) for seq in sequences) / len(sequences) if unread else 0.0
         return self.controller.choose(self.clock is not None, limits, unread, mean)
@@ -164,9 +164,7 @@ class AutoSession(WrappedSession[DraftSession]):
         read = 0
         if self._asked:
             self.inner.observe(sequences, trees, paths)
-            read = sum(
-                max(length - seen - CAUGHT_UP, 0) for length, seen in zip(self._lengths, self._seen, strict=True)
-            )
+            read = sum(self._unread(row, length) for row, length in enumerate(self._lengths))
             self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
             surprises = [_surprise(tree, path[-1]) for tree, path in zip(trees, paths, strict=True)]
             self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths], surprises)
