@@ -18,7 +18,7 @@ from foretoken.audit.report import OK
 from foretoken.core.errors import ForetokenError
 from foretoken.kernel import dots
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.quantised import KINDS, pack, packed_bytes, unpack
+from foretoken.kernel.quantised import KINDS, pack, packed_bytes, read_row, unpack
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PackedEmbedding, PackedLinear, check_quantised
@@ -57,7 +57,10 @@ def true_weights(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_those_of_the_file(kind: str) -> None:
     raw = random_rows(kind, 70, 512)
-    weights = true_weights(kind, raw)
+    weights, row = true_weights(kind, raw), np.empty(512, np.float32)
+    for i in (0, 3, 69):
+        read_row(raw[i], KINDS[kind].form, row)
+        assert np.array_equal(row, weights[i])
     assert np.array_equal(unpack(kind, raw), weights)
     embedding = PackedEmbedding(kind, raw)
     assert embedding.embedding_dim == 512

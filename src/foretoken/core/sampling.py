@@ -207,10 +207,15 @@ def softmax(scores: Float[Tensor, "m v"], temperature: float, truncation: Trunca
         return softmax(truncated(scaled(scores, temperature), truncation), 1.0)
     if not fast:
         return plain_softmax(scores, temperature)
-    from foretoken.kernel.softmax import softmax as compiled
+    from foretoken.kernel import softmax as compiled
 
     rows, p = np.ascontiguousarray(scores.detach().numpy()), np.empty(scores.shape, np.float32)
-    if not compiled(rows, inverse(temperature), truncation, p):
+    scale = inverse(temperature)
+    if truncation == ALL:  # a loop of its own, which takes less time to compile
+        finite = compiled.softmax(rows, scale, p)
+    else:
+        finite = compiled.truncated_softmax(rows, scale, truncation, p)
+    if not finite:
         raise NotFiniteError(NOT_FINITE)
     return torch.from_numpy(p)
 

@@ -78,7 +78,7 @@ class LogitScores:
             raise explained(self._model, rows) from error
 
     def draw(self, node: int, rng: Random) -> int:
-        return draw(self.p(range(node, node + 1))[0], rng)
+        return int(draw_iid(self.p(range(node, node + 1)), rng.uniforms(1, 1)))
 
 
 class ReadyScores(LogitScores):

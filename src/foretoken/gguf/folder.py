@@ -9,8 +9,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
+from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.config import gguf_config, gguf_generation_config
-from foretoken.gguf.reader import open_gguf
+from foretoken.gguf.reader import Reader, open_gguf
 from foretoken.gguf.stored import in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
@@ -31,13 +32,19 @@ class Contents:
     weights: list[Weight]
 
 
-def contents(source: Path) -> Contents:
-    """Return what the GGUF file at the path `source` holds; its weights stay on disk.
+def contents(source: Path, accepted: Callable[[], object] = lambda: None) -> Contents:
+    """Return what a GGUF file holds; its weights stay on disk.
+
+    source: the path of the file.
+    accepted: called where the file seems to be whole and of a known architecture; to be sure takes seconds more.
 
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture.
     """
     reader = open_gguf(source)
     try:
+        architecture_of(reader)
+        if _has_all_layers(reader):
+            accepted()
         config = gguf_config(reader)
         weights = _checked(gguf_weights(reader), config)
         return Contents(config, gguf_generation_config(reader), gguf_tokenizer(reader), weights)
@@ -103,6 +110,12 @@ def write_texts(found: Contents, folder: Path) -> None:
     added = {index: token.__getstate__() for index, token in found.tokenizer.added_tokens_decoder.items()}
     described = json.loads(settings.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
     settings.write_text(json.dumps(described, indent=2), encoding="utf-8")
+
+
+def _has_all_layers(reader: Reader) -> bool:
+    """Whether the file of `reader` has tensors of each layer of its model and of no other."""
+    layers = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
+    return layers == set(map(str, range(reader.of_model("block_count", 0))))
 
 
 def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.kernel.addresses import alive
+from foretoken.kernel.addresses import alive, bits_of
 from foretoken.kernel.compile import fused
 from foretoken.kernel.matrix_unit import GROUP
 from foretoken.kernel.pointwise import put
@@ -72,7 +72,7 @@ def store(attention, b, group):
     """
     qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
     n, key_heads, dim = slots.shape[1], values.shape[1], values.shape[3]
-    bits, key_words, value_words = qkv.view(np.uint32), keys.view(np.uint32), values.view(np.uint32)
+    numbers, key_words, value_words = bits_of(qkv), bits_of(keys), bits_of(values)
     at = (attention.rep * key_heads + group) * dim
     there = at + key_heads * dim
     for i in range(n):
@@ -83,7 +83,8 @@ def store(attention, b, group):
                 keys[b, group, panel, j, column] = qkv[row, at + j]
                 values[b, group, slot, j] = qkv[row, there + j]
             continue
-        key, value, words = bits[row, at : at + dim], bits[row, there : there + dim], value_words[b, group, slot // 2]
+        key, value = numbers[row, at : at + dim], numbers[row, there : there + dim]
+        words = value_words[b, group, slot // 2]
         for j in range(dim // 2):
             even, odd = nearest(key[2 * j]), nearest(key[2 * j + 1])
             key_words[b, group, panel, j, column] = np.uint32(even >> 16 | odd)
@@ -186,7 +187,7 @@ def gather(values, paired, seen, start, gap, path):
     Returns the number of rows that were filled. If values are paired and an odd number was copied, half of the last row
     is zeros.
     """
-    words, out, count = values.view(np.uint32), path.view(np.uint32), 0
+    words, out, count = bits_of(values), bits_of(path), 0
     for j in range(start, len(seen)):
         if j >= gap and seen[j] != 0:
             continue

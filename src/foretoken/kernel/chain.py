@@ -19,7 +19,7 @@ from foretoken.kernel.compile import fused
 from foretoken.kernel.draws import pick
 from foretoken.kernel.heads import parallel, step
 from foretoken.kernel.model import Nodes, embed, scores
-from foretoken.kernel.softmax import softmax
+from foretoken.kernel.softmax import truncated_softmax
 
 # The largest number of guesses of one forward. There is one at first, twice as many after all were right, and one again
 # after one was wrong. By computation from the times of a forward, 3 and 5 are within 2% (the entry of 2026-11-26 on
@@ -95,7 +95,7 @@ def choose(logits, drawing, level, q):
     finite.
     """
     if not drawing.likeliest:
-        if not softmax(logits, drawing.factor, drawing.truncation, q):
+        if not truncated_softmax(logits, drawing.factor, drawing.truncation, q):
             return -1, 0.0
         token = pick(q[0], drawing.u[level, 0])
         return token, np.float64(q[0, token])
@@ -103,7 +103,7 @@ def choose(logits, drawing, level, q):
     if not np.isfinite(logits[0, token]):
         return -1, 0.0
     if len(drawing.floors) > 0:
-        softmax(logits, drawing.factor, drawing.truncation, q)
+        truncated_softmax(logits, drawing.factor, drawing.truncation, q)
         return token, np.float64(q[0, token])
     return token, 1.0
 

@@ -30,7 +30,7 @@ from numba.extending import intrinsic
 from foretoken.kernel.addresses import alive, floats, octets
 from foretoken.kernel.compile import linked
 from foretoken.kernel.processor import FEATURES
-from foretoken.kernel.quantised import BY_FORM, KINDS, Kind, panel_bytes, unpack_rows
+from foretoken.kernel.quantised import BY_FORM, KINDS, Kind, panel_bytes, read_row
 from foretoken.kernel.simd import AHEAD, FAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
@@ -428,5 +428,4 @@ def unpack_row(raw, row_bytes, form, x):
     x: address of the weights, float32, which are written.
     """
     kind = BY_FORM[form - QUANTISED]
-    k = row_bytes // kind.block_bytes * kind.weights
-    unpack_rows(octets(raw, (1, row_bytes)), form, floats(x, (1, k)))
+    read_row(octets(raw, (row_bytes,)), form, floats(x, (row_bytes // kind.block_bytes * kind.weights,)))

@@ -24,9 +24,9 @@ The arguments of all steps: `t` is the layer's record, a LAYER; `part` is the th
 from functools import partial
 
 import numpy as np
-from numba import carray, prange
+from numba import prange
 
-from foretoken.kernel.addresses import floats, pointer, whole
+from foretoken.kernel.addresses import arrays_of, floats, whole
 from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows
@@ -82,6 +82,7 @@ ADDRESSES = (
     "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
+records_at = arrays_of(LAYER)
 BYTES = LAYER.itemsize
 
 
@@ -227,7 +228,7 @@ def look(layer, part, parts):
     layer: address of the layer's record.
     part, parts: see the module.
     """
-    t = carray(pointer(layer), 1, LAYER)[0]
+    t = records_at(layer, (1,))[0]
     attention, heads, mixed = attention_of(t), t.query_heads, floats(t.mixed, (t.m, t.query_heads * t.dim))
     at, last = share(part, parts, t.batch * heads)
     while at < last:
@@ -318,7 +319,7 @@ def part_of(layer, step, part, parts):
     step: PROJECT .. SETTLE_NARROWED.
     part, parts: see the module.
     """
-    t = carray(pointer(layer), 1, LAYER)[0]
+    t = records_at(layer, (1,))[0]
     if step == PROJECT:
         if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
             put(floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d)), 0)
@@ -350,7 +351,7 @@ def layers_of(layers, count, gate, part, parts, work):
     part, parts: the thread's number, and the number of threads.
     work: multiplications of all parts, by which `meet` waits longer for late threads.
     """
-    records, task, done = carray(pointer(layers), count, LAYER), meet(gate, parts, work), 0
+    records, task, done = records_at(layers, (count,)), meet(gate, parts, work), 0
     for i in range(count * STEPS):
         layer, step, t = layers + i // STEPS * BYTES, i % STEPS, records[i // STEPS]
         if step in (SETTLE_MIXED, SETTLE_NARROWED) and not t.settled:

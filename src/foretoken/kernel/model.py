@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.kernel import layer as steps
-from foretoken.kernel.addresses import alive
+from foretoken.kernel.addresses import alive, bits_of
 from foretoken.kernel.compile import fused
 from foretoken.kernel.dots import unpack_row
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
 from foretoken.kernel.screen import screened
-from foretoken.kernel.sizes import ALL, COLUMNS
+from foretoken.kernel.sizes import COLUMNS
 from foretoken.kernel.softmax import softmax
 from foretoken.kernel.together import GATE
 
@@ -159,9 +159,10 @@ def forward(x, fed, nodes, layers, wanted, threads):
         parts = threads
     room = m * (max(d, fed.shape[1], of_q, k.width) + 2)
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
-    qkv, mixed, back = np.empty((m, heads * k.dim), np.float32), np.empty((m, of_q), np.float32), np.empty_like(x)
-    gated, inner = np.zeros((m, 2 * k.wide), np.float32), np.empty((m, k.wide), np.float32)
-    gate = np.zeros(GATE, np.int64)
+    qkv, mixed = np.empty((m, heads * k.dim), np.float32), np.empty((m, of_q), np.float32)
+    gated, inner = np.empty((m, 2 * k.wide), np.float32), np.empty((m, k.wide), np.float32)
+    back, gate = np.empty((m, d), np.float32), np.empty(GATE, np.int64)
+    gated[:], gate[:] = 0, 0  # `np.zeros` would be two more functions to compile
     of_sequence = 4 * k.key_heads * k.panels * COLUMNS * k.dim // (2 if k.paired else 1)  # bytes of its keys in a layer
     for layer in range(len(table)):
         t = table[layer]
@@ -192,13 +193,13 @@ def embed(table, tokens, x):
     tokens: token ids [n] int64, each with a row in the table: this is not checked.
     x: float32 [n, width].
     """
-    rows, bits = table.rows, x.view(np.uint32)
+    rows, words = table.rows, bits_of(x)
     for i in range(len(tokens)):
         if rows.itemsize == 1:
             unpack_row(rows.ctypes.data + tokens[i] * rows.shape[1], rows.shape[1], table.form, x[i].ctypes.data)
         elif rows.itemsize == 2:
             for j in range(x.shape[1]):
-                bits[i, j] = np.uint32(rows[tokens[i], j]) << np.uint32(16)
+                words[i, j] = np.uint32(rows[tokens[i], j]) << np.uint32(16)
         else:
             for j in range(x.shape[1]):
                 x[i, j] = rows[tokens[i], j]
@@ -247,4 +248,4 @@ def score(model, tokens, nodes, factor, wanted, out, threads):
             norm(x, model.head.norm, model.head.eps, wanted.states[i])
     if len(out) > 0:
         scores(x, model.head, out, threads)
-    return factor == 0 or softmax(out, factor, ALL, out)
+    return factor == 0 or softmax(out, factor, out)

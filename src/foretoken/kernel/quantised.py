@@ -99,20 +99,21 @@ def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     known = KINDS[kind]
     out, row_bytes = raw.shape
     panels = np.zeros(packed_bytes(kind, out, row_bytes // known.block_bytes * known.weights), np.uint8)
-    pack_rows(np.ascontiguousarray(raw), known.form, panels)
+    rows = np.ascontiguousarray(raw).view()
+    rows.flags.writeable = False  # as mapped files are, so that the loop is compiled once for all
+    pack_rows(rows, known.form, panels)
     return panels
 
 
 def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return the weights of rows in float32 [out, k].
+    """Return the weights of rows in float32 [out, k], by the library gguf.
 
     kind: a name among KINDS.
     raw: the rows as a GGUF file stores them, uint8 [out, bytes per row].
     """
-    known = KINDS[kind]
-    values = np.empty((len(raw), raw.shape[1] // known.block_bytes * known.weights), np.float32)
-    unpack_rows(np.ascontiguousarray(raw), known.form, values)
-    return values
+    from gguf import GGMLQuantizationType, dequantize
+
+    return dequantize(raw, GGMLQuantizationType[kind.upper()])
 
 
 @compiled
@@ -128,43 +129,46 @@ def read_block(raw, at, form, codes, subs, least):
 
     Returns the places of the float16 numbers d and minimum in the block; the latter means nothing where there is none.
     """
+    block = raw[at : at + BY_FORM[form - QUANTISED].block_bytes]
     if form == Q8_0:
+        low = block[2:]
         for i in range(32):
-            codes[i] = raw[at + 2 + i]
+            codes[i] = low[i]
         return 0, 0
     if Q4_0 <= form <= Q5_1:
-        low = at + BY_FORM[form - QUANTISED].block_bytes - 16
+        low, high = block[len(block) - 16 :], block[len(block) - 20 :]
         for i in range(16):
-            codes[i] = raw[low + i] & 15
-            codes[i + 16] = raw[low + i] >> 4
+            codes[i] = low[i] & 15
+            codes[i + 16] = low[i] >> 4
         if form >= Q5_0:
             for i in range(32):
-                codes[i] |= ((raw[low - 4 + i // 8] >> (i % 8)) & 1) << 4
+                codes[i] |= ((high[i // 8] >> (i % 8)) & 1) << 4
         return 0, 2
     if form == Q6_K:
         for half in range(2):
+            low, high, to = block[64 * half :], block[128 + 32 * half :], codes[128 * half :]
             for i in range(32):
-                one, two, high = raw[at + 64 * half + i], raw[at + 64 * half + 32 + i], raw[at + 128 + 32 * half + i]
-                codes[128 * half + i] = (one & 15) | ((high & 3) << 4)
-                codes[128 * half + 32 + i] = (two & 15) | (((high >> 2) & 3) << 4)
-                codes[128 * half + 64 + i] = (one >> 4) | (((high >> 4) & 3) << 4)
-                codes[128 * half + 96 + i] = (two >> 4) | ((high >> 6) << 4)
+                to[i] = (low[i] & 15) | ((high[i] & 3) << 4)
+                to[32 + i] = (low[32 + i] & 15) | (((high[i] >> 2) & 3) << 4)
+                to[64 + i] = (low[i] >> 4) | (((high[i] >> 4) & 3) << 4)
+                to[96 + i] = (low[32 + i] >> 4) | ((high[i] >> 6) << 4)
         for i in range(16):
-            subs[i] = raw[at + 192 + i]
+            subs[i] = block[192 + i]
         return 208, 0
     for i in range(4):
-        subs[i], least[i] = raw[at + 4 + i] & 63, raw[at + 8 + i] & 63
-        subs[i + 4] = (raw[at + 12 + i] & 15) | ((raw[at + 4 + i] >> 6) << 4)
-        least[i + 4] = (raw[at + 12 + i] >> 4) | ((raw[at + 8 + i] >> 6) << 4)
-    low = at + BY_FORM[form - QUANTISED].block_bytes - 128
+        subs[i], least[i] = block[4 + i] & 63, block[8 + i] & 63
+        subs[i + 4] = (block[12 + i] & 15) | ((block[4 + i] >> 6) << 4)
+        least[i + 4] = (block[12 + i] >> 4) | ((block[8 + i] >> 6) << 4)
     for pair in range(4):
+        low, to = block[len(block) - 128 + 32 * pair :], codes[64 * pair :]
         for i in range(32):
-            codes[64 * pair + i] = raw[low + 32 * pair + i] & 15
-            codes[64 * pair + 32 + i] = raw[low + 32 * pair + i] >> 4
+            to[i] = low[i] & 15
+            to[32 + i] = low[i] >> 4
     if form == Q5_K:
-        for block in range(8):
+        for part in range(8):
+            high, to = block[16:], codes[32 * part :]
             for i in range(32):
-                codes[32 * block + i] |= ((raw[at + 16 + i] >> block) & 1) << 4
+                to[i] |= ((high[i] >> part) & 1) << 4
     return 0, 2
 
 
@@ -182,13 +186,14 @@ def pack_rows(raw, form, panels):
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     strip_bytes = 4 * LANES * kind.bits  # as many vectors as a code has bits
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
-    codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
+    codes, subs, least = np.empty(256, np.uint8), np.empty(16, np.uint8), np.empty(8, np.uint8)
     fours, words = codes.view(np.uint32), panels.view(np.uint32)
     for first in range(0, out, COLUMNS):
         panel = first // COLUMNS * groups * group_bytes
-        for group in range(groups):
-            for column in range(min(COLUMNS, out - first)):
-                row, begin, to = raw[first + column], group * kind.block_bytes, panel + group * group_bytes
+        for column in range(min(COLUMNS, out - first)):
+            row = raw[first + column]
+            for group in range(groups):
+                begin, to = group * kind.block_bytes, panel + group * group_bytes
                 d_at, least_at = read_block(row, begin, form, codes, subs, least)
                 for i in range(2):
                     panels[to + 2 * column + i] = row[begin + d_at + i]
@@ -200,48 +205,46 @@ def pack_rows(raw, form, panels):
                         panels[here + COLUMNS * i + column] = subs[block * kind.subs + i]
                     if kind.subs > 0 and kind.least:
                         panels[here + COLUMNS * kind.subs + column] = least[block]
-                    # In words of 32 bits, of four codes each: `at` counts the panels' words, `eight` the codes'.
-                    at, eight = (here + subs_bytes + column // LANES * strip_bytes) // 4 + column % LANES, 8 * block
+                    # In words of 32 bits, of four codes each.
+                    at = (here + subs_bytes + column // LANES * strip_bytes) // 4 + column % LANES
+                    strip, four = words[at:], fours[8 * block : 8 * block + 8]
                     if kind.bits == 8:
                         for g in range(8):
-                            words[at + LANES * g] = fours[eight + g]
+                            strip[LANES * g] = four[g]
                         continue
                     for v in range(4):
-                        low, high = fours[eight + v] & 0x0F0F0F0F, fours[eight + v + 4] & 0x0F0F0F0F
-                        words[at + LANES * v] = low | (high << 4)
+                        strip[LANES * v] = (four[v] & 0x0F0F0F0F) | ((four[v + 4] & 0x0F0F0F0F) << 4)
                     for g in range(8 if kind.bits > 4 else 0):
                         vector, shift = (4, g) if kind.bits == 5 else (4 + g // 4, 2 * (g % 4))
-                        words[at + LANES * vector] |= ((fours[eight + g] >> 4) & 0x03030303) << shift
+                        strip[LANES * vector] |= ((four[g] >> 4) & 0x03030303) << shift
 
 
 @compiled
-def unpack_rows(raw, form, values):
-    """Fill values with the weights of rows of a file.
+def read_row(row, form, values):
+    """Fill values with the weights of a row of a file: with the bits that `unpack` gives, so without fused arithmetic.
 
-    raw: the rows, uint8 [n, bytes per row].
+    row: uint8 [bytes per row].
     form: the number of a kind.
-    values: float32 [n, k].
+    values: float32 [k].
     """
     kind = BY_FORM[form - QUANTISED]
-    codes, subs, least = np.zeros(256, np.uint8), np.zeros(16, np.uint8), np.zeros(8, np.uint8)
-    for i in range(len(raw)):
-        row = raw[i]
-        for group in range(len(row) // kind.block_bytes):
-            at = group * kind.block_bytes
-            d_at, least_at = read_block(row, at, form, codes, subs, least)
-            d = float16(row[at + d_at], row[at + d_at + 1])
-            lowest = float16(row[at + least_at], row[at + least_at + 1])
-            for j in range(kind.weights):
-                scale, below = d, lowest
-                if kind.subs > 0:
-                    sub = np.int64(subs[j * kind.subs // 32])
-                    scale = d * np.float32(sub - 256 if form == Q6_K and sub > 127 else sub)
-                    below = -(lowest * np.float32(least[j // 32]))
-                code = np.int64(codes[j]) - kind.offset
-                if form == Q8_0 and code > 127:
-                    code -= 256
-                value = scale * np.float32(code)
-                values[i, group * kind.weights + j] = value + below if kind.least else value
+    codes, subs, least = np.empty(256, np.uint8), np.empty(16, np.uint8), np.empty(8, np.uint8)
+    for group in range(len(row) // kind.block_bytes):
+        at = group * kind.block_bytes
+        d_at, least_at = read_block(row, at, form, codes, subs, least)
+        d = float16(row[at + d_at], row[at + d_at + 1])
+        lowest = float16(row[at + least_at], row[at + least_at + 1])
+        for j in range(kind.weights):
+            scale, below = d, lowest
+            if kind.subs > 0:
+                sub = np.int64(subs[j * kind.subs // 32])
+                scale = d * np.float32(sub - 256 if form == Q6_K and sub > 127 else sub)
+                below = -(lowest * np.float32(least[j // 32]))
+            code = np.int64(codes[j]) - kind.offset
+            if form == Q8_0 and code > 127:
+                code -= 256
+            value = scale * np.float32(code)
+            values[group * kind.weights + j] = value + below if kind.least else value
 
 
 @compiled

@@ -10,6 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from foretoken.kernel.addresses import bits_of
 from foretoken.kernel.compile import fused
 from foretoken.kernel.processor import DOTS
 from foretoken.kernel.simd import load
@@ -79,19 +80,19 @@ def round_rows(x, k, out):
         values. A zero stands behind the last number of an odd k.
     """
     m, words = x.shape[0], (k + 1) // 2
-    bits, words_out = x.view(np.uint32), out.view(np.uint32)
+    numbers, words_out = bits_of(x), bits_of(out)
     if DOTS:
         for i in range(m):
             round_row(x[i, :k], out[i * words : (i + 1) * words])
             for j in range(k // (2 * LANES) * 2 * LANES, k):
-                value = nearest(bits[i, j])
+                value = nearest(numbers[i, j])
                 if j % 2:
                     words_out[i * words + j // 2] |= np.uint32(value)
                 else:
                     words_out[i * words + j // 2] = np.uint32(value >> 16)
     else:
         for i in range(m):
-            row, into = bits[i], words_out[2 * i * words : 2 * (i + 1) * words]
+            row, into = numbers[i], words_out[2 * i * words : 2 * (i + 1) * words]
             into[2 * words - 1] = 0  # behind the last of an odd number
             for j in range(k):
                 into[j] = nearest(row[j])

@@ -159,35 +159,61 @@ def truncate(scores_row, p_row, v, top_k, largest, top_p, min_p):
 
 
 @compiled
-def softmax(scores, scale, truncation, p):
-    """Fill p with the softmax of scale scores, row by row, over the tokens that are kept.
+def fill(scores, scale, p):
+    """Fill p with the softmax of scale scores, all of one row.
+
+    scores: float32 [v], contiguous.
+    scale: 1 / temperature, in float32.
+    p: is filled, float32 [v], contiguous; it may be scores.
+
+    Returns the sum of exp(scale (scores - their largest)), which is not finite where a score is NaN or +inf, or none is
+    finite.
+    """
+    v = len(scores)
+    if v % LANES == 0:
+        return softmax_row(scores, scale, p)
+    padded = np.empty((v + LANES - 1) // LANES * LANES, np.float32)
+    for j in range(v):
+        padded[j] = scores[j]
+    padded[v:] = -np.inf
+    total = softmax_row(padded, scale, padded)
+    for j in range(v):
+        p[j] = padded[j]
+    return total
+
+
+@compiled
+def softmax(scores, scale, p):
+    """Fill p with the softmax of scale scores, row by row.
 
     scores: float32 [m, v], of which each row is contiguous.
     scale: 1 / temperature, in float32.
-    truncation: top_k, top_p and min_p, as in core.sampling; 0, 1 and 0 keep all.
-    p: is filled, float32 [m, v], each row contiguous; it may be scores if all tokens are kept.
+    p: is filled, float32 [m, v], each row contiguous; it may be scores.
 
     Returns False where a row has NaN, +inf or nothing finite.
     """
+    finite = True
+    for i in range(len(scores)):
+        finite &= np.isfinite(fill(scores[i], scale, p[i]))
+    return finite
+
+
+@compiled
+def truncated_softmax(scores, scale, truncation, p):
+    """Do as `softmax`, but over the tokens that are kept.
+
+    scores, scale: as there.
+    truncation: top_k, top_p and min_p, as in core.sampling; 0, 1 and 0 keep all.
+    p: is filled, float32 [m, v], each row contiguous; not scores, unless all tokens are kept.
+    """
     top_k, top_p, min_p = truncation
     cuts = top_k > 0 or top_p < 1 or min_p > 0
-    m, v = scores.shape
-    padded = np.empty((v + LANES - 1) // LANES * LANES if v % LANES else 0, np.float32)
-    for i in range(m):
-        if v % LANES:
-            row, place = scores[i], p[i]
-            for j in range(v):
-                padded[j] = row[j]
-            padded[v:] = -np.inf
-            total = softmax_row(padded, scale, padded)
-            for j in range(v):
-                place[j] = padded[j]
-        else:
-            total = softmax_row(scores[i], scale, p[i])
+    for i in range(len(scores)):
+        total = fill(scores[i], scale, p[i])
         if not np.isfinite(total):
             return False
         if cuts:
             of_largest = np.float64(np.float32(1 / total))
-            truncate(scores[i].ctypes.data, p[i].ctypes.data, v, top_k, of_largest, top_p, min_p)
+            truncate(scores[i].ctypes.data, p[i].ctypes.data, scores.shape[1], top_k, of_largest, top_p, min_p)
     alive((scores, p))
     return True

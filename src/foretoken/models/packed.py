@@ -23,7 +23,7 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import llama_kernel
 from foretoken.models.mapped import read_ahead, weight_files
-from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
+from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear, one_thread
 from foretoken.models.panels import pack as lay_out
 from foretoken.models.skeleton import Skeleton, modules_of, read_skeleton, write_skeleton
 
@@ -48,8 +48,7 @@ def packed_model(source: str) -> HFModel | Skeleton:
     """
     folder = laid_out(Path(source), compile_ahead)
     if folder is None:
-        found = contents(Path(source))
-        compile_ahead()
+        found = contents(Path(source), compile_ahead)
         # The configuration as if it had been written and read again: its order decides the model's fingerprint.
         config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
         weights = _in_memory(found)
@@ -86,7 +85,8 @@ def _skeleton(source: Path, folder: Path, weights: Weights) -> Skeleton | None:
         # An embedding that is neither packed nor torch's own, such as Gemma's, has code that draft heads call.
         known = type(model.get_input_embeddings()) in (PackedEmbedding, nn.Embedding)
         if known and llama_kernel(model) is not None:
-            write_skeleton(own, modules, model, layout(model))
+            with one_thread():
+                write_skeleton(own, modules, model, layout(model))
 
     own = kept(source, [source], f"skeletons/{version('transformers')}", write)
     found = None if own is None else read_skeleton(own, GenerationConfig.from_pretrained(folder), without_weights)
@@ -190,16 +190,14 @@ def laid_out(source: Path, accepted: Callable[[], object] = lambda: None) -> Pat
     """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
 
     source: the file.
-    accepted: called once it is known that the file is one, before its weights are laid out, which takes long. It may be
-        called twice.
+    accepted: as in `contents`; also called where the folder is there, and maybe twice.
 
     Returns None where it cannot be kept. Raises ForetokenError for a file that is not a whole GGUF file of a known
     architecture.
     """
 
     def make(folder: Path) -> None:
-        found = contents(source)
-        accepted()
+        found = contents(source, accepted)
         write_packed(found, folder, WEIGHTS)
 
     folder = kept(source, [source], "gguf", make)

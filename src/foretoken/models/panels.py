@@ -7,6 +7,8 @@ that computes in bfloat16, the inputs are rounded to bfloat16, as torch does the
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import chain
 from typing import Any, no_type_check
@@ -230,15 +232,17 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
     dtype, files: as in `pack`; without a dtype each layer computes in that of its weight, and only float32 and bfloat16
         ones are replaced.
     """
-    if not _works():
-        return
-    arena = Arena()
-    for path, parent in list(module.named_modules()):
-        for name, child in list(parent.named_children()):
+    linears: list[tuple[nn.Module, str]] = []  # by name, so that each one's weight is freed once it is replaced
+    for path, parent in module.named_modules():
+        for name, child in parent.named_children():
             known = type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED
             if known and not keeps_weight(module, f"{path}.{name}"):
-                assert isinstance(child, nn.Linear | Conv1D)
-                setattr(parent, name, PanelLinear(child, arena, dtype, files))
+                linears.append((parent, name))
+    if linears and not _works():
+        return
+    arena = Arena()
+    for parent, name in linears:
+        setattr(parent, name, PanelLinear(getattr(parent, name), arena, dtype, files))
     # Other weights are copied, since as views of a file they would keep its pages in memory. Embeddings stay: only few
     # of their rows are ever read.
     tables = [table.weight for table in module.modules() if isinstance(table, nn.Embedding)]
@@ -263,6 +267,17 @@ def use_threads() -> int | None:
     return loops.use_threads(torch.get_num_threads())
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Use one thread inside `with`, for the few products of a start: loops for several take longer to compile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
 def check_quantised(name: str) -> None:
     """Raise ForetokenError where products with quantised weights are wrong on this processor.
@@ -277,7 +292,7 @@ def check_quantised(name: str) -> None:
     for at in (208,) if name == "q6_k" else (0, 2)[: 1 + kind.least]:
         blocks[:, at : at + 2] = 0, 44  # 1/16 as a float16
     raw = blocks.reshape(70, -1)
-    with torch.inference_mode():
+    with torch.inference_mode(), one_thread():
         got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
         want = x @ torch.from_numpy(unpack(name, raw)).T
     if not (got - want).abs().max() <= 0.02 * want.abs().max():  # the product rounds input rows to 8 bits

@@ -3,24 +3,20 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Path, Saved
-from foretoken.core.random import Random
 from foretoken.core.sequence import Sequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import LogitScores, NodeScores, ReadyScores
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.chains import ChainDraws
 from foretoken.models.fused_rows import FusedRows
 from foretoken.models.rows import Rows
 
 # The most probabilities, nodes x vocabulary, that are computed for a whole tree at once. In a larger tree that is not a
 # chain, p is computed only at the nodes that the rule looks at.
 MOST_TEMPERED = 1 << 20
-NO_DRAW = torch.zeros(1, 1, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -40,50 +36,6 @@ class LMTarget:
 
     def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> "LMTargetSession":
         return LMTargetSession(self.name, self.lm.open(batch, slots, layers))
-
-
-class RootScores(LogitScores):
-    """The scores of a tree of the root alone, by a kernel's compiled call.
-
-    The forward, p and the draw from it are one call, which runs when `argmax` or `draw` is called.
-    """
-
-    def __init__(self, model: str, rows: FusedRows, sequence: Sequence, tree: TokenTree) -> None:
-        """Keep what the forward takes; it does not run yet.
-
-        model: the target's name, for errors.
-        rows: those of the one sequence; they have read all its committed ids but the last.
-        sequence: the text that the tree continues.
-        tree: the root alone.
-        """
-        self._model, self._rows, self._sequence, self._tree = model, rows, sequence, tree
-        self._token: int | None = None
-        self._p: Tensor | None = None
-
-    def argmax(self) -> list[int]:
-        self._token, _ = self._forward(NO_DRAW)
-        return [self._token]
-
-    def p(self, nodes: range) -> Tensor:
-        if self._token is not None:
-            return torch.nn.functional.one_hot(torch.tensor([self._token]), self._rows.vocab_size).float()
-        if self._p is None:
-            (self.logits,) = self._rows.score([self._tree.tokens], [self._tree.parents])
-            self._p = super().p(range(1))
-        return self._p[nodes.start : nodes.stop]
-
-    def draw(self, node: int, rng: Random) -> int:
-        if self._p is not None:
-            return super().draw(node, rng)
-        u = rng.uniforms(1, 1)
-        assert isinstance(u, Tensor)
-        token, self._p = self._forward(u)
-        return token
-
-    def _forward(self, u: Float[Tensor, "1 1"]) -> tuple[int, Tensor]:
-        """Return (the token drawn by the uniform u, p [1, v]); at temperature 0 (the likeliest token, no rows)."""
-        drawn = self._rows.draft_chain(0, self._tree.tokens, ChainDraws(u, self._sequence.sampling.temperature))
-        return drawn.tokens[0], drawn.q
 
 
 class LMTargetSession:
@@ -124,8 +76,6 @@ class LMTargetSession:
         rows = self.rows
         if not (isinstance(rows, FusedRows) and sequence.softmax_only) or sequence.shows_logits:
             return None
-        if tree.siblings[0] is None and sequence.rng.gives_numbers and rows.drafts_chains(0, 1):
-            return RootScores(self.name, rows, sequence, tree)
         large = max(tree.depths) + 1 < len(tree) and len(tree) * rows.vocab_size > MOST_TEMPERED
         if large:
             return None
