@@ -76,7 +76,7 @@ def test_plain_decoding_does_without_the_loop_that_drafts(temperature: float, mo
 def sum_of(x, m, n):
     """The sum of a float32 array [m, n] that is known by its address, and of its bits in the first column."""
     total, rows = 0.0, addresses.floats(x, (m, n))
-    bits = addresses.bits_of(rows[:, :1])
+    bits = addresses.bits_of(rows[:, :1])  # pyright: ignore[reportCallIssue]
     for i in range(m):
         total += np.float64(bits[i, 0])
         for j in range(n):
@@ -115,7 +115,7 @@ def test_a_list_beyond_the_file_is_refused(tmp_path, key: str):
     content = path.read_bytes()
     at = content.index(key.encode()) + len(key) + 8  # behind the types of the list and of its entries
     path.write_bytes(content[:at] + (1 << 40).to_bytes(8, "little") + content[at + 8 :])
-    with pytest.raises(foretoken.ForetokenError, match="Cannot read .*lists.gguf as a GGUF file"):
+    with pytest.raises(foretoken.ForetokenError, match=r"Cannot read .*lists\.gguf as a GGUF file"):
         open_gguf(path)
 
 
