@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def text(
     while emitted < tokens:
         ahead = limit - emitted
         left = known.lengths.left(emitted, ahead)
-        chosen = deciding.choose(True, [ahead - 1], max(unread - 2, 0), left) if ahead > 1 else []
+        chosen = deciding.choose(True, [ahead - 1], [max(unread - 2, 0)], [left]) if ahead > 1 else []
         depth = min(depth_of(chosen), tokens - emitted - 1)
         accepted = int(np.cumprod(rng.random(depth) < acceptance).sum())
         read = max(unread - 2, 0) if chosen else 0
@@ -174,6 +174,82 @@ def test_a_session_waits_with_a_long_prompt_and_learns_how_long_texts_are(waits)
     assert isinstance(session.inner, CountingSession)
     assert (session.inner.proposed == 0) == waits
     assert list(experience.lengths.latest) == [LENGTH, 8.0, 8.0]
+
+
+def test_in_a_batch_only_texts_that_are_worth_reading_are_drafted(monkeypatch: pytest.MonkeyPatch):
+    """A long prompt whose answer is short waits, and those beside it are drafted as if it were not there."""
+    experience, noted, floors = Experience(expected_extra(range(4))), list[tuple[int, ...]](), list[object]()
+    session = AutoDrafter(Counting(), experience, clock=lambda: 0.0).open(2, 4096)
+    monkeypatch.setattr(session.controller, "learn_acceptance", lambda limits, *_: noted.append(tuple(limits)))
+    sequences = [Sequence([1] * length, Sampling(temperature=0.0), seeded(0), 60) for length in (20, 3000)]
+    for _ in sequences:
+        session.join()
+    for _ in range(9):
+        trees = session.propose(sequences)
+        floors = [seq.floors for seq in sequences]
+        for seq in sequences:
+            seq.ids.append(1)
+        session.observe(sequences, trees, [(0,), (0,)])
+    assert isinstance(session.inner, CountingSession)
+    assert session.inner.proposed > 4
+    assert floors[0]
+    assert floors[1] == ()
+    assert set(noted) == {(1, 0)}
+    assert session._seen[1] == 0 < session._seen[0]
+    session.leave(0)
+    assert session._seen[0] == 0
+
+
+def test_all_texts_of_a_batch_wait_for_a_reading():
+    """So it must save the more, the more there are: what is worth it for one text may not be for eight."""
+    known, left = Experience(EXTRA), 300.0
+    alone, crowd = controller(known), controller(known)
+    for _ in range(7):
+        crowd.join()
+    most = max(ids for ids in range(0, 10000, 10) if alone.worth_reading(ids, left))
+    assert 1000 < most < 9000
+    assert crowd.worth_reading(most // 8, left)
+    assert not crowd.worth_reading(most // 8 + 20, left)
+
+
+@dataclass
+class ReadingSession(CountingSession):
+    """Counts what it is asked to read, in so many seconds per id."""
+
+    clock: list[float]
+    read_up_to: int = 0
+
+    def read(self, row: int, sequence: Sequence, end: int) -> None:
+        self.clock[0] += 0.001 * (end - self.read_up_to)
+        self.read_up_to = end
+
+    def save(self, row: int, start: int, end: int) -> None: ...
+
+    def restore(self, row: int, saved: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class CountingReader(Counting):
+    clock: list[float] = field(default_factory=lambda: [0.0])
+
+    def open(self, batch: int, slots: int) -> ReadingSession:
+        return ReadingSession(self.clock)
+
+
+@pytest.mark.parametrize(("limit", "read"), [(40, False), (2000, True)])
+def test_a_server_reads_a_prompt_with_the_drafter_where_its_answer_may_be_long(limit, read):
+    """The prompt is read piece by piece, and what that takes is learnt."""
+    clock, experience = [0.0], Experience(expected_extra(range(4)))
+    experience.lengths.latest.append(1500.0)
+    session = AutoDrafter(CountingReader(clock=clock), experience, clock=lambda: clock[0]).open(1, 8192)
+    session.join()
+    experience.costs_of(1).learn(0, 0.01)
+    seq = Sequence([1] * 4000, Sampling(temperature=0.0), seeded(0), limit)
+    for end in range(500, 4000, 500):
+        session.read(0, seq, end)
+    assert isinstance(session.inner, ReadingSession)
+    assert session.inner.read_up_to == (3500 if read else 0)
+    assert (experience.costs_of(1).reading.cost(1000) > 60) == read  # 100 plain steps, 30 at first
 
 
 def test_what_reading_takes_is_learnt():

@@ -108,11 +108,12 @@ class DraftSession(Session, Protocol):
 class PrefixSession(Protocol):
     """A session that can read the beginning of a row's text in pieces, and hand it to another session of its kind."""
 
-    def read(self, row: int, ids: Seq[int]) -> None:
-        """Read the part of `ids` that the row has not read yet.
+    def read(self, row: int, sequence: Sequence, end: int) -> None:
+        """Read what the row has not read yet of the beginning of its text. A drafter may leave that for later.
 
         row: the index of the row, which has no tree.
-        ids: the beginning of the row's text, without the text's last id.
+        sequence: the row's text.
+        end: the number of ids that are to be read, fewer than the text has.
         """
         ...
 

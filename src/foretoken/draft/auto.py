@@ -86,6 +86,7 @@ class AutoSession(WrappedSession[DraftSession]):
         self.looking = False
         self._limits: list[int] = []
         self._lengths: list[int] = []
+        self._drafts: list[bool] = []  # per sequence, whether this step drafts for it
         # Others have no model that reads the text: a lookup's index, and what the target knows of it, take little.
         self._reads = not isinstance(inner, LookupSession | LearningSession | GuestSession)
         if isinstance(inner, PrefixSession):
@@ -108,11 +109,17 @@ class AutoSession(WrappedSession[DraftSession]):
             numbers[row] = numbers[-1]
             numbers.pop()
 
-    def _read(self, row: int, ids: Seq[int]) -> None:
-        """Read a prompt's beginning with the drafter; if nothing is drafted at present, leave that for later."""
-        if self.controller.costs.drafting:
-            self._prefix.read(row, ids)
-            self._seen[row] = len(ids)
+    def _read(self, row: int, sequence: Sequence, end: int) -> None:
+        """Read a prompt's beginning with the drafter where that pays; else leave it for later."""
+        costs, length = self.controller.costs, len(sequence.ids)
+        pays = self.controller.worth_reading(self._unread(row, length), self._left(sequence)) if self._reads else True
+        if not (costs.drafting and pays):
+            return
+        began = self.clock() if self.clock else 0.0
+        self._prefix.read(row, sequence, end)
+        if self.clock and costs.pace_s is not None:
+            costs.reading.learn(end - self._seen[row], costs.plain_steps(self.clock() - began))
+        self._seen[row] = end
 
     def _restore(self, row: int, saved: Saved) -> None:
         self._prefix.restore(row, saved)
@@ -122,6 +129,10 @@ class AutoSession(WrappedSession[DraftSession]):
         """The number of ids that the drafter must read of a row of `length` ids beyond those of an ordinary step."""
         return max(length - self._seen[row] - CAUGHT_UP, 0)
 
+    def _left(self, seq: Sequence) -> float:
+        """The number of tokens that a sequence is expected to have yet."""
+        return self.controller.experience.lengths.left(seq.num_new, seq.num_left)
+
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
         self._began = self.clock() if self.clock else 0.0
         self._emitted = [seq.num_new for seq in sequences]
@@ -129,6 +140,7 @@ class AutoSession(WrappedSession[DraftSession]):
         # A step that reads a prompt drafts nothing, so that the first token comes as soon as without a drafter.
         chooses = any(limits) and not self._new
         chosen = self._choose(sequences, limits) if chooses else []
+        self._drafts = [len(floors) > 0 for floors in chosen]
         self._depth = max(map(len, chosen), default=0)
         self._asked = self._depth > 0
         looks = self.controller.costs.drafting and not self.controller.waiting
@@ -143,17 +155,19 @@ class AutoSession(WrappedSession[DraftSession]):
         # in vain; a lookup that finds nothing took none.
         least = 0 if isinstance(self.inner, LookupSession) else 1
         depths = [max(least, max(tree.depths)) for tree in trees]
-        self._limits = [min(limit, depth) for limit, depth in zip(limits, depths, strict=True)]
+        each = zip(limits, depths, self._drafts, strict=True)
+        self._limits = [min(limit, depth) if drafts else 0 for limit, depth, drafts in each]
         # Floors count the drafter's tokens; the same string may be more tokens of the target.
         self._depth = min(self._depth, max(self._limits))
         return trees
 
     def _choose(self, sequences: Seq[Sequence], limits: Seq[int]) -> list[tuple[float, ...]]:
         """Have the controller choose how far the next step drafts; limits: as in `Controller.choose`."""
-        unread = sum(self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences)) if self._reads else 0
-        left = self.controller.experience.lengths.left
-        mean = sum(left(seq.num_new, seq.num_left) for seq in sequences) / len(sequences) if unread else 0.0
-        return self.controller.choose(self.clock is not None, limits, unread, mean)
+        unread, left = list[int](), list[float]()
+        if self._reads:
+            unread = [self._unread(row, len(seq.ids)) for row, seq in enumerate(sequences)]
+            left = [self._left(seq) for seq in sequences] if any(unread) else []
+        return self.controller.choose(self.clock is not None, limits, unread, left)
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:
         if self._new:  # nothing was chosen, and the step's time is mostly that of reading a prompt
@@ -164,8 +178,10 @@ class AutoSession(WrappedSession[DraftSession]):
         read = 0
         if self._asked:
             self.inner.observe(sequences, trees, paths)
-            read = sum(self._unread(row, length) for row, length in enumerate(self._lengths))
-            self._seen = [length - 1 + len(path) for length, path in zip(self._lengths, paths, strict=True)]
+            for row, (length, path) in enumerate(zip(self._lengths, paths, strict=True)):
+                if self._drafts[row]:
+                    read += self._unread(row, length)
+                    self._seen[row] = length - 1 + len(path)
             surprises = [_surprise(tree, path[-1]) for tree, path in zip(trees, paths, strict=True)]
             self.controller.learn_acceptance(self._limits, [len(path) - 1 for path in paths], surprises)
         took = self.clock() - self._began if self.clock else None

@@ -261,14 +261,15 @@ class Controller:
         self.sequences.pop()
 
     def choose(
-        self, timed: bool = True, limits: Sequence[int] | None = None, unread: int = 0, left: float = math.inf
-    ) -> list[tuple[float, ...]]:
+        self, timed: bool = True, limits: Sequence[int] | None = None, unread: Sequence[int] = (),
+        left: Sequence[float] = (),
+    ) -> list[tuple[float, ...]]:  # fmt: skip
         """Choose how far the next step drafts: per sequence the floors of its next tree; an empty list for a plain one.
 
         timed: whether this step's time can be measured.
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.
-        unread: the number of ids that the drafter must read first, of all sequences.
-        left: how many tokens a sequence is expected to have yet.
+        unread: per sequence the number of ids that the drafter must read first; empty where there are none.
+        left: per sequence how many tokens it is expected to have yet; empty as `unread` is, or where all of it is 0.
         """
         costs = self.costs
         self.resting, self.waiting = costs.rest > 0, False
@@ -277,16 +278,20 @@ class Controller:
             return []
         if not costs.drafting and costs.balance < 0:
             return []
-        self.waiting = not self._worth_reading(unread, left)
+        limits = limits or [self.deepest] * len(self.sequences)
+        if any(unread):  # a sequence that is not worth reading is left out
+            each = zip(limits, unread, left, strict=True)
+            kept = [limit if limit and self.worth_reading(ids, tokens) else 0 for limit, ids, tokens in each]
+            self.waiting = any(limits) and not any(kept)
+            limits = kept
         if self.waiting:
             costs.reading.credit += ALLOWANCE
             return []
         if not costs.drafting:
-            return self._try_again(costs)
+            return [floors if limit else () for floors, limit in zip(self._try_again(costs), limits, strict=False)]
         if timed and costs.due:
             return []
         times = costs.times()
-        limits = limits or [self.deepest] * len(self.sequences)
         alone = self.sequences[0] if len(self.sequences) == 1 and self.sequences[0].tells else None
         each = zip(self.sequences, limits, strict=True)
         tokens = map(sum, zip(*(sequence.expected(limit, alone is None) for sequence, limit in each), strict=True))
@@ -297,12 +302,16 @@ class Controller:
         if alone is not None:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
-        return [(0.0,) * depth] * len(self.sequences)
+        return [(0.0,) * depth if limit else () for limit in limits]
 
-    def _worth_reading(self, unread: int, left: float) -> bool:
-        """Return whether reading `unread` ids with the drafter takes less than what drafting `left` tokens saves.
+    def worth_reading(self, unread: int, left: float) -> bool:
+        """Return whether reading a sequence with the drafter takes less than what drafting saves it.
 
-        As long as nothing is known of drafts, and after plain decoding, the most that they could save counts.
+        All sequences wait for it. As long as nothing is known of drafts, and after plain decoding, the most that they
+        could save counts.
+
+        unread: the number of ids to read.
+        left: how many tokens the sequence is expected to have yet.
         """
         if not unread:
             return True
@@ -312,7 +321,8 @@ class Controller:
             expected += acceptance**depth
             rate = max(rate, expected / time)
         saved = left * (1 - 1 / rate)  # if nothing, drafting is given up for that, and not for what reading takes
-        return rate == 1.0 or costs.reading.cost(unread) <= saved + costs.reading.credit
+        cost = len(self.sequences) * costs.reading.cost(unread)
+        return rate == 1.0 or cost <= saved + costs.reading.credit
 
     def _try_again(self, costs: Costs) -> list[tuple[float, ...]]:
         """Choose one draft token per sequence if drafting pays at any acceptance, else none."""

@@ -197,8 +197,8 @@ class LMDraftSession:
             self.rows.extend(row, self._known(seq.ids[self.rows.lengths[row] : -1]))
         return self._known(seq.ids[self.rows.lengths[row] :])
 
-    def _read(self, row: int, ids: Seq[int]) -> None:
-        self.rows.extend(row, self._known(list(ids[self.rows.lengths[row] :])))
+    def _read(self, row: int, sequence: Sequence, end: int) -> None:
+        self.rows.extend(row, self._known(sequence.ids[self.rows.lengths[row] : end]))
 
     def _known(self, ids: list[int]) -> list[int]:
         """Return ids that the drafter can embed: the target's padding ids beyond its vocabulary become its last id."""

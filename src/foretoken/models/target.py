@@ -88,8 +88,8 @@ class LMTargetSession:
     def keep(self, paths: Seq[Path]) -> None:
         self.rows.keep(paths)
 
-    def read(self, row: int, ids: Seq[int]) -> None:
-        self.rows.extend(row, ids[self.rows.lengths[row] :])
+    def read(self, row: int, sequence: Sequence, end: int) -> None:
+        self.rows.extend(row, sequence.ids[self.rows.lengths[row] : end])
 
     def save(self, row: int, start: int, end: int) -> Saved | None:
         return self.rows.save(row, start, end)

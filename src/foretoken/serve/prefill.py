@@ -65,10 +65,10 @@ class Prefill:
         read = sequence.ids[: min(start + size, last // BLOCK * BLOCK)]
         began = time.perf_counter()
         assert isinstance(decoder.target, PrefixSession)
-        decoder.target.read(0, read)
+        decoder.target.read(0, sequence, len(read))
         if isinstance(decoder.drafter, PrefixSession) and sequence.depth_limit:
             try:
-                decoder.drafter.read(0, read)
+                decoder.drafter.read(0, sequence, len(read))
             except Exception:  # this costs speed only: the text's steps will show whether the drafter is broken
                 log.exception("The drafter failed at a prompt.")
         self._cache.keep(decoder, 0, read, self.chain)
