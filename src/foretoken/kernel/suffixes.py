@@ -131,7 +131,8 @@ def search(ring: Ring, tail: np.ndarray, places: np.ndarray, lengths: np.ndarray
     mask, end, known = capacity - 1, ring.state[0], tail.shape[0]
     oldest = max(0, end - capacity)
     padded = np.empty(LONGEST, np.int32)  # hashed reads rings, whose size is a power of 2
-    padded[:known] = tail
+    for i in range(known):  # an assignment of arrays takes two seconds to compile
+        padded[i] = tail[i]
     for order in range(len(ORDERS) - 1, -1, -1):
         n = ORDERS[order]
         if n > known:

@@ -406,9 +406,9 @@ def spend(reach: np.ndarray, of: Shares, below: np.ndarray, left: float, least: 
             total += nodes
             own += CHOICES[trial[i]] if trial[i] >= 0 else 0.0
         if own <= left and abs(total - left) <= nearest:
-            nearest = abs(total - left)
-            chosen[:] = trial
-            found = middle
+            nearest, found = abs(total - left), middle
+            for i in range(m):  # an assignment of arrays takes two seconds to compile
+                chosen[i] = trial[i]
         if total <= left:
             high = middle
         else:

@@ -125,10 +125,37 @@ def in_order(ratio: np.ndarray) -> np.ndarray:
         for j in range(first + 1, i):
             rising &= ratio[order[j - 1]] <= ratio[order[j]]
         if not rising:
-            same = order[first:i].copy()
-            order[first:i] = same[np.argsort(ratio[same], kind="mergesort")]
+            merge(order, first, i, ratio, moved)
         first = i
     return order
+
+
+@compiled
+def merge(order: np.ndarray, first: int, end: int, ratio: np.ndarray, room: np.ndarray) -> None:
+    """Sort order[first:end] by `ratio` upwards, in place; equal numbers keep their order.
+
+    Longer and longer runs are merged. (`np.argsort` and an assignment of arrays would take four seconds to compile.)
+
+    order: indices into ratio [k].
+    first, end: the part that is sorted.
+    ratio: numbers [k].
+    room: may be overwritten [k], int64.
+    """
+    width = 1
+    while width < end - first:
+        for low in range(first, end, 2 * width):
+            middle, high = min(low + width, end), min(low + 2 * width, end)
+            left, right = low, middle
+            for to in range(low, high):
+                if right == high or (left < middle and ratio[order[left]] <= ratio[order[right]]):
+                    room[to] = order[left]
+                    left += 1
+                else:
+                    room[to] = order[right]
+                    right += 1
+        for to in range(first, end):
+            order[to] = room[to]
+        width *= 2
 
 
 @partial(compiled, reorder_sums=True)
