@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any, ClassVar, no_type_check
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -83,6 +84,13 @@ def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int
     if min(starts) == max(starts) and starts[0] + n <= slots + 1:
         return starts[0]
     return [[*range(first, first + m), *[slots] * (n - m)] for first, m in zip(starts, counts, strict=True)]
+
+
+def slots_of(rows: slice, start: int | Sequence[Sequence[int]], n: int) -> np.ndarray:
+    """Return the slot of each node of a forward [b, n]; rows, start, n: as in `SlotCache.place`."""
+    if isinstance(start, int):
+        return np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
+    return np.array(start)
 
 
 class Slots:

@@ -12,6 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
+from foretoken.models.cache import Slots, slots_of
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
 from foretoken.models.panels import PackedEmbedding
@@ -117,8 +118,8 @@ class KernelLayers:
         return self.head.address != 0 and len(self.embedding.rows) >= self.vocab_size
 
 
-class KernelSlots:
-    """The slot cache of a batch in the kernel's layout, with the methods of `SlotCache`; subclasses add forwards.
+class KernelSlots(Slots):
+    """The slot cache of a batch in the kernel's layout; subclasses add forwards.
 
     layers: the weights.
     keys, values: those of every layer [layers, batch, ...], laid out as in kernel/attention.py.
@@ -163,11 +164,7 @@ class KernelSlots:
 
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
         """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
-        self._rows, self._used = rows, used
-        if isinstance(start, int):
-            self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
-        else:
-            self._slots = np.array(start)
+        self._rows, self._slots, self._used = rows, slots_of(rows, start, n), used
 
     def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
         """Return the nodes whose slots `place` has set, as compiled functions take them.
@@ -222,29 +219,15 @@ class KernelSlots:
         of_word = values.shape[-1]
         values[:, :, place // of_word, :, place % of_word] = values[:, :, source // of_word, :, source % of_word]
 
-    def copy_row(self, source: int, target: int, used: int) -> None:
-        """Copy the first `used` slots of row `source` to row `target`, in every layer."""
-        panels, words = -(-used // COLUMNS), -(-used // self._by_slot.shape[-1])
-        self.keys[:, target, :, :panels] = self.keys[:, source, :, :panels]
-        self.values[:, target, :, :words] = self.values[:, source, :, :words]
+    def _views(self, row: int, start: int, end: int) -> list[Tensor]:
+        """Return views of the keys and the values in those panels of a row that hold the slots [start, end).
 
-    def read(self, row: int, start: int, end: int) -> tuple[Tensor, ...]:
-        """Return a copy of slots [start, end) of the row with index `row`, for `write`.
-
-        It consists of whole panels, and so it also holds slots before `start` and behind `end` in the same panels.
+        They also hold slots before `start` in the same panels: `write` needs a row whose text is the same there.
         """
-        return tuple(torch.from_numpy(part.copy()) for part in self._panels(row, start, end))
-
-    def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` returned into a row whose text before `start` is the same; the arguments: as in `Slots`."""
-        for place, part in zip(self._panels(row, start, end), parts, strict=True):
-            place[...] = part.numpy()
-
-    def _panels(self, row: int, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return views of the keys and the values in those panels of a row that hold the slots [start, end)."""
         first, last = start // COLUMNS, -(-end // COLUMNS)
         words = COLUMNS // self._by_slot.shape[-1]
-        return self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
+        parts = self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
+        return [torch.from_numpy(part) for part in parts]
 
 
 def check_known(tokens: np.ndarray, table: "Table") -> None:

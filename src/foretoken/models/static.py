@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float, Int
-from foretoken.models.cache import NodeCache, Slots, first_planes
+from foretoken.models.cache import NodeCache, Slots, first_planes, slots_of
 from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
@@ -42,11 +42,6 @@ log = logging.getLogger(__name__)
 Layers = tuple[int, ...]
 Inputs = tuple[Tensor, ...]  # the arguments of `step` from `nodes` on, without the planes, on any device
 Bucket = tuple[Layers, int, int, int]  # hidden states asked for, rows, nodes, slots
-
-
-def nodes_bucket(n: int) -> int | None:
-    """Return the smallest number of NODES that is at least n, None if there is none."""
-    return next((size for size in NODES if size >= n), None)
 
 
 def power_of_two(n: int) -> int:
@@ -315,11 +310,7 @@ class StaticRows(Slots):
         """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
         if used >= self.capacity:  # one slot is left for padding
             self._grow(power_of_two(used + 1))
-        self._rows, self._used = rows, used
-        if isinstance(start, int):
-            self._slots = np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
-        else:
-            self._slots = np.array(start)
+        self._rows, self._slots, self._used = rows, slots_of(rows, start, n), used
 
     def __call__(
         self,
@@ -353,7 +344,7 @@ class StaticRows(Slots):
         more: further inputs of a draft head's `step`, between the nodes and the masks, each [b, n, _].
         """
         n, rows = len(ids[0]), self._rows
-        size = nodes_bucket(n)
+        size = next((size for size in NODES if size >= n), None)
         if not scored or size is None or not self.forward.compiling:
             width = self._used + 1  # what is read, and a slot for padded nodes
             planes = [store[rows, :, :width] for store in self.stores]
