@@ -3,7 +3,6 @@
 An architecture whose layers have other modules than those known here needs a branch in this file.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,15 +16,19 @@ class Matrix(NamedTuple):
     """A packed linear layer, or some neighbouring outputs of one.
 
     linear: the layer whose panels are read.
-    address: the memory address of the first panel.
     out_features: the number of outputs.
     first: the index in the layer of the first output.
     """
 
     linear: PanelLinear
-    address: int
     out_features: int
-    first: int
+    first: int = 0
+
+    @property
+    def address(self) -> int:
+        """The memory address of the first panel; outputs that do not begin with a panel have none."""
+        per_panel = self.linear.panels.nbytes // -(-self.linear.out_features // COLUMNS)
+        return self.linear.address + self.first // COLUMNS * per_panel
 
     def bias(self, width: int | None = None) -> np.ndarray:
         """Return the bias in float32 [width], zeros where there is none.
@@ -74,10 +77,10 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
     before = layer.input_layernorm
     if hasattr(attention, "qkv_proj"):  # Phi-3
-        heads = attention.o_proj.in_features
-        key_heads = attention.num_key_value_heads * dim
-        q, k, v = _split(attention.qkv_proj, heads, key_heads, key_heads)
-        gate, up = _split(mlp.gate_up_proj, *[mlp.gate_up_proj.out_features // 2] * 2)
+        of_q, of_k, width = attention.o_proj.in_features, attention.num_key_value_heads * dim, mlp.down_proj.in_features
+        q = Matrix(attention.qkv_proj, of_q)
+        k, v = [Matrix(attention.qkv_proj, of_k, first) for first in (of_q, of_q + of_k)]
+        gate, up = [Matrix(mlp.gate_up_proj, width, first) for first in (0, width)]
     else:
         q, k, v = [_whole(x) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
         gate, up = _whole(mlp.gate_proj), _whole(mlp.up_proj)
@@ -121,16 +124,4 @@ def _is_of_gemma(norm: Any) -> bool:
 
 
 def _whole(linear: PanelLinear) -> Matrix:
-    return Matrix(linear, linear.address, linear.out_features, 0)
-
-
-def _split(linear: PanelLinear, *widths: int) -> Iterator[Matrix]:
-    """Yield matrices of neighbouring outputs of a linear layer, as many as `widths` says.
-
-    They have to begin with a panel, which `llama_kernel` checks.
-    """
-    first = 0
-    for width in widths:
-        per_panel = linear.panels.nbytes // -(-linear.out_features // COLUMNS)
-        yield Matrix(linear, linear.address + first // COLUMNS * per_panel, width, first)
-        first += width
+    return Matrix(linear, linear.out_features)
