@@ -82,17 +82,15 @@ def load_model(
     """
     source = located(source)
     check_weights(source)
-    on_cpu = device.type == "cpu"
     check_runs_quantised(quantise, device, compile)
-    if on_cpu and compile != OFF and not is_gguf(source):
+    on_cpu = device.type == "cpu"
+    in_panels = on_cpu and compile != OFF
+    if in_panels and not is_gguf(source):
         compile_ahead()
-    # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid out
-    # anew. That also goes where float32 is named, since it holds all values of the other dtypes.
-    stored = dtype is None or (on_cpu and compile != OFF and dtype == torch.float32)
     if is_gguf(source):
         whole = _stays_packed(device, dtype, compile)
         model = packed_model(source) if whole else dequantised_model(source, dtype or torch.bfloat16)
-        if on_cpu and compile != OFF:
+        if in_panels:
             compile_ahead()  # where it has not been started yet
     elif quantise is not None:
         model = _quantised(source, quantise, trust_remote_code)
@@ -102,7 +100,10 @@ def load_model(
                 f"multiples of {BLOCK} weights. Leave that option out."
             )
     else:
-        model = _pretrained(source, dtype if dtype is not None and not stored else "auto", trust_remote_code)
+        # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid
+        # out anew. That also goes where float32 is named, since it holds all values of the other dtypes.
+        read_in = None if in_panels and dtype == torch.float32 else dtype
+        model = _pretrained(source, read_in or "auto", trust_remote_code)
     if dtype is None:
         mixed = quantise is not None and any(type(module) is torch.nn.Linear for module in model.modules())
         # The kernel mixes no bfloat16 with quantised layers, beside which those stay whose rows fill no blocks.
