@@ -147,12 +147,11 @@ class GrammarConstraint:
         mask, ends = np.zeros(width, bool), self.ends[self.ends < width]
         with self.lock:
             packed = self._allowed() if self._go_to(text) else None
-            inside = packed is not None
             if packed is not None:
                 bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
                 mask[: len(bits)] = bits[:width]
             mask[self.silent[self.silent < width]] = False
-            mask[ends] = not inside or self.parser.is_accepting()
+            mask[ends] = packed is None or self.parser.is_accepting()
         return mask
 
     def _allowed(self) -> bytes | None:
