@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, Weight
+from foretoken.kernel.memory import LINE
 from foretoken.kernel.quantised import KINDS, pack, packed_bytes
 from foretoken.kernel.sizes import COLUMNS
 
-LINE = 64  # bytes of a cache line; the first tensor of a file starts at a multiple of it
 # The types of tensors that are written: name in safetensors files -> torch dtype.
 PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 
@@ -110,7 +110,7 @@ def write_stored(
         start, end = end, end + tensor.nbytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header).encode()
-    encoded += b" " * (-(8 + len(encoded)) % LINE)
+    encoded += b" " * (-(8 + len(encoded)) % LINE)  # so that the first tensor starts at a cache line
     total, written = sum(int(np.prod(tensor.shape)) for tensor in tensors), 0
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)

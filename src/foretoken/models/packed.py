@@ -181,11 +181,6 @@ def num_weights(model: nn.Module) -> int:
     return others + sum(module.in_features * module.out_features for module in panels)
 
 
-def block_type(kind: str) -> gguf.GGMLQuantizationType:
-    """Return the constant of the library `gguf` for a `kind` of blocks, such as q4_k."""
-    return gguf.GGMLQuantizationType[kind.upper()]
-
-
 def laid_out(source: Path, accepted: Callable[[], object] = lambda: None) -> Path | None:
     """Return a cache folder with configuration, tokenizer and packed weights of a GGUF file, which is made if need be.
 
@@ -223,7 +218,7 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
     need = sum(tensor.nbytes for tensor, _ in found.values())
     in_file = 0.0
     for tensor, kind in found.values():
-        block, size = gguf.GGML_QUANT_SIZES[block_type(kind)]
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
         in_file += tensor.numel() / block * size
     warnings.warn(
         f"The kernel does not read weights of type {', '.join(kinds)}: {few(names)} of {source} run in bfloat16 and "

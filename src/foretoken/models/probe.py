@@ -167,5 +167,4 @@ def distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
 
     one, other: the rows [v].
     """
-    difference = (one.float() - other.float()).double()
-    return float((difference - difference.mean()).square().mean().sqrt())
+    return float((one.float() - other.float()).double().std(correction=0))

@@ -20,7 +20,7 @@ from foretoken.kernel.quantised import KINDS, pack
 from foretoken.models.hf_model import HFModel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
-from foretoken.models.packed import block_type, filled, kept_configs, kept_weights, without_weights
+from foretoken.models.packed import filled, kept_configs, kept_weights, without_weights
 from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
@@ -102,7 +102,7 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
     if kind == "q4_k":
         return quantise_q4_k(rows.float().numpy())
-    return gguf.quantize(rows.float().numpy(), block_type(kind))
+    return gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[kind.upper()])
 
 
 def _stored(model: HFModel) -> Iterator[Stored]:
