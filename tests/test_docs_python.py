@@ -50,7 +50,7 @@ def test_the_client_of_the_readme_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page names no seed, and with some the toy model ends its answer before the first letter."""
-    monkeypatch.setattr("foretoken.serve.requests.random.randrange", lambda most: 0)
+    monkeypatch.setattr("foretoken.serve.requests.secrets.randbelow", lambda most: 0)
     (code,) = (block for block in blocks(ROOT / "README.md", "python") if PLACE in block)
     with served(toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))) as server:
         exec(compile(of_server(code, server.url), "README.md", "exec"), {})

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from numba import types
 
 import foretoken
 from engines import demo_engine
@@ -42,21 +43,15 @@ def test_processes_agree_on_what_a_loop_was_compiled_from():
 
 @compiled
 def added(x, more):
-    x[0] += more
-
-
-@compiled
-def twice_added(x, n):
-    added(x, 1)
-    added(x, 2)
-    added(x, n)
+    return x + more
 
 
 def test_a_loop_is_compiled_once_for_constants_and_variables():
-    x = np.zeros(1, np.int64)
-    twice_added(x, 4)
-    assert x[0] == 7
-    assert len(added._inner_code.signatures) == 1
+    code = added._inner_code
+    for more in (types.literal(1), types.literal(2), types.int64):
+        code.get_call_template((types.int64, more), {})
+        code.get_call_template((types.int64,), {"more": more})
+    assert code.signatures == [(types.int64, types.int64)]
 
 
 def test_scoring_does_without_loops_that_truncate():

@@ -215,6 +215,7 @@ def test_bad_files_are_refused(tmp_path: Path):
         (b"tokenizer.ggml.model", b"tokenizer.ggml.nodel"): "has no tokenizer",
         (b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"): r"model\.layers\.1\.mlp\.up_proj\.weight has shape none",
         (b"llama.block_count", b"llama.glock_count"): "does not tell num_hidden_layers",
+        (b"llama.block_count\4\0\0\0\2\0\0\0", b"llama.block_count\4\0\0\0\0\0\0\4"): "configuration 67108864 layers",
     }
     for (old, new), message in changed.items():
         path.write_bytes(content.replace(old, new))

@@ -1,6 +1,6 @@
 """The public engine: it continues texts, several at a time."""
 
-import random
+import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -295,7 +295,7 @@ class Engine:
         self, prompts: Sequence[Prompt], seed: int | None, stop: str | Sequence[str] | None, grammar: Grammar | None,
         streaming: bool,
     ) -> list[Request]:  # fmt: skip
-        seed = random.randrange(2**31) if seed is None else whole("seed", seed)
+        seed = secrets.randbelow(2**31) if seed is None else whole("seed", seed)
         check_seed(seed, len(prompts))
         if grammar is not None and (isinstance(grammar, type) or not hasattr(grammar, "constraint")):
             raise ForetokenError(

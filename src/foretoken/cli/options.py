@@ -3,7 +3,7 @@
 import gc
 import json
 import os
-import random
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -228,7 +228,7 @@ class TextOptions:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `Engine.generate`. Their seed is the one asked for, else a fresh one."""
-        seed = random.randrange(2**31) if self.seed is None else self.seed
+        seed = secrets.randbelow(2**31) if self.seed is None else self.seed
         return {
             **self._sampling(),
             "stop": tuple(self.stop or ()),

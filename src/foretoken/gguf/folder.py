@@ -1,7 +1,8 @@
 """Turn a GGUF file into a folder: an ordinary Hugging Face one with weights in bfloat16, or one with packed weights."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.making import making
 from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.config import gguf_config, gguf_generation_config
 from foretoken.gguf.reader import Reader, open_gguf
@@ -41,13 +43,22 @@ def contents(source: Path, accepted: Callable[[], object] = lambda: None) -> Con
     Raises ForetokenError for a file that is not a whole GGUF file of a known architecture.
     """
     reader = open_gguf(source)
-    try:
+    with _naming(source):
         architecture_of(reader)
-        if _has_all_layers(reader):
-            accepted()
+        whole = _has_all_layers(reader)
+    if whole:
+        accepted()
+    with _naming(source):
         config = gguf_config(reader)
         weights = _checked(gguf_weights(reader), config)
         return Contents(config, gguf_generation_config(reader), gguf_tokenizer(reader), weights)
+
+
+@contextmanager
+def _naming(source: Path) -> Iterator[None]:
+    """Turn errors in what a file says of itself into a ForetokenError; source: the file."""
+    try:
+        yield
     except (ForetokenError, OSError, MemoryError, ImportError):
         raise
     except Exception as error:  # of this or that library, for values that make no sense
@@ -115,7 +126,8 @@ def write_texts(found: Contents, folder: Path) -> None:
 def _has_all_layers(reader: Reader) -> bool:
     """Whether the file of `reader` has tensors of each layer of its model and of no other."""
     layers = {tensor.name.split(".")[1] for tensor in reader.tensors if tensor.name.startswith("blk.")}
-    return layers == set(map(str, range(reader.of_model("block_count", 0))))
+    count = reader.of_model("block_count", 0)
+    return len(layers) == count and layers == {str(layer) for layer in range(count)}
 
 
 def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:
@@ -125,7 +137,12 @@ def _checked(weights: list[Weight], config: PreTrainedConfig) -> list[Weight]:
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 
-    with torch.device("meta"):
+    if config.num_hidden_layers > len(weights):  # to make so many might take all memory
+        raise ForetokenError(
+            f"The GGUF file has {len(weights)} tensors, and its configuration {config.num_hidden_layers} layers: it is "
+            "not whole, get it again."
+        )
+    with making, torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if config.tie_word_embeddings:

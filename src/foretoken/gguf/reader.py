@@ -44,16 +44,18 @@ class Reader(GGUFReader):
 
         Raises ValueError for a list that goes beyond the file.
         """
-        kind = self._get(orig_offs, np.uint32)[0] if raw_type == GGUFValueType.ARRAY else GGUFValueType.ARRAY
-        if kind == GGUFValueType.ARRAY:  # a single value, or lists in a list, which no known key has
+        if raw_type != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, int(raw_type))
-        kind, count, first = GGUFValueType(kind), int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
+        kind = GGUFValueType(self._get(orig_offs, np.uint32)[0])
+        if kind == GGUFValueType.ARRAY:  # lists in a list, which no known key has
+            return super()._get_field_parts(orig_offs, int(raw_type))
+        count, first = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
         if kind == GGUFValueType.STRING:
             entries, end = self._texts(first, count)
         else:
             entries = self._get(first, self.gguf_scalar_to_np[kind], count)
             end = first + entries.nbytes
-        if len(entries) < count:
+        if len(entries) < count or end > len(self.data):
             raise ValueError("a list goes beyond its end")
         return end - orig_offs, [entries], [0], [GGUFValueType.ARRAY, kind]
 
@@ -101,7 +103,7 @@ def open_gguf(path: Path) -> Reader:
     try:
         reader = Reader(path)
         parts = int(reader.metadata("split.count", 1))
-    except (ValueError, IndexError, KeyError, OverflowError, OSError, TypeError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, OSError, TypeError, AttributeError) as error:
         raise ForetokenError(
             f"Cannot read {path} as a GGUF file: it is damaged, cut off or newer than what is known ({error}). Get it "
             "again, or another file of this model."

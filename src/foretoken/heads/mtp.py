@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from transformers.modeling_layers import MtpModel
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.making import making
 from foretoken.heads.serial import Serial
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.layout import FULL, SLIDING, planes_kept
@@ -77,7 +78,9 @@ def own_mtp(target: CausalLM) -> Mtp:
             "that transformers reads: choose drafter auto, which fits every model."
         )
     try:
-        return Mtp(target, MtpModel.from_pretrained(target.model, device_map={"": target.device}))
+        with making:
+            own = MtpModel.from_pretrained(target.model, device_map={"": target.device})
+        return Mtp(target, own)
     except ForetokenError:
         raise
     except Exception as error:  # checkpoints fail in as many ways as there are formats

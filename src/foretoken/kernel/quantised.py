@@ -113,7 +113,10 @@ def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     """
     from gguf import GGMLQuantizationType, dequantize
 
-    return dequantize(raw, GGMLQuantizationType[kind.upper()])
+    if not len(raw):
+        return np.empty((0, raw.shape[1] // KINDS[kind].block_bytes * KINDS[kind].weights), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):  # a file may hold infinite scales
+        return dequantize(raw, GGMLQuantizationType[kind.upper()])
 
 
 @compiled

@@ -10,6 +10,7 @@ from transformers.utils.generic import ModelOutput
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice
+from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import check_weights
@@ -257,14 +258,15 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     from transformers import AutoModelForCausalLM  # takes seconds
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            local_files_only=Path(source).is_dir(),
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, with their names
-        )
+        with making:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                local_files_only=Path(source).is_dir(),
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with their names
+            )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
     model, info = loaded

@@ -1,6 +1,7 @@
 """Load GGUF files as models whose linear layers and embedding hold the file's quantised weights, packed."""
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.core.making import making
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
@@ -242,7 +244,7 @@ def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtyp
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 
-    with _no_parameters():
+    with making, _no_parameters():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.generation_config = generation
     return model
@@ -250,11 +252,13 @@ def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtyp
 
 @contextmanager
 def _no_parameters() -> Iterator[None]:
-    """Let parameters that are made inside the block take no memory; buffers are made as usual."""
-    register = nn.Module.register_parameter
+    """Let parameters that this thread makes inside the block take no memory; buffers are made as usual."""
+    register, thread = nn.Module.register_parameter, threading.get_ident()
 
     def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        register(self, name, None if param is None else nn.Parameter(param.to("meta"), requires_grad=False))
+        if param is not None and threading.get_ident() == thread:
+            param = nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
 
     nn.Module.register_parameter = on_meta
     try:

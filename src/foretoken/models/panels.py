@@ -9,6 +9,7 @@ that computes in bfloat16, the inputs are rounded to bfloat16, as torch does the
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import chain
 from typing import Any, no_type_check
@@ -264,18 +265,20 @@ def keeps_weight(model: nn.Module, layer: str) -> bool:
 
 def use_threads() -> int | None:
     """Let compiled loops use as many threads as torch; return their number, None where it is one."""
-    return loops.use_threads(torch.get_num_threads())
+    return None if _alone.get() else loops.use_threads(torch.get_num_threads())
+
+
+_alone = ContextVar("alone", default=False)  # whether products use one thread
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread inside `with`, for the few products of a start: loops for several take longer to compile."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Have products use one thread inside `with`, the few of a start: loops for several take longer to compile."""
+    before = _alone.set(True)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        _alone.reset(before)
 
 
 @cache
@@ -286,13 +289,13 @@ def check_quantised(name: str) -> None:
 
     name: the kind of weights, a name among quantised.KINDS.
     """
-    x, kind = torch.arange(3.0 * 256).view(3, 256).sin(), KINDS[name]
+    x, kind = torch.arange(3 * 256, dtype=torch.float32, device="cpu").view(3, 256).sin(), KINDS[name]
     blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
     blocks = blocks.reshape(-1, kind.block_bytes)
     for at in (208,) if name == "q6_k" else (0, 2)[: 1 + kind.least]:
         blocks[:, at : at + 2] = 0, 44  # 1/16 as a float16
     raw = blocks.reshape(70, -1)
-    with torch.inference_mode(), one_thread():
+    with torch.inference_mode(), torch.autocast("cpu", enabled=False), one_thread():
         got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
         want = x @ torch.from_numpy(unpack(name, raw)).T
     if not (got - want).abs().max() <= 0.02 * want.abs().max():  # the product rounds input rows to 8 bits
@@ -309,9 +312,10 @@ def _works() -> bool:
     and one of many.
     """
     for out, k in ((70, 5), (330, 1100)):
-        x, weight = torch.arange(40.0 * k).view(40, k).sin(), torch.arange(1.0 * out * k).view(out, k).cos()
-        linear = nn.Linear(k, out, bias=False)
-        with torch.inference_mode():
+        numbers = torch.arange(out * k, dtype=torch.float32, device="cpu")
+        x, weight = numbers[: 40 * k].view(40, k).sin(), numbers.view(out, k).cos()
+        linear = nn.Linear(k, out, bias=False, device="meta")  # elsewhere it would draw random weights
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             for values in (weight, weight.bfloat16().float(), weight.bfloat16()):
                 linear.weight = nn.Parameter(values, requires_grad=False)
                 rows = x.to(values.dtype)

@@ -1,6 +1,6 @@
 """The one place where a request becomes jobs: prompts are encoded, settings checked, defaults filled in."""
 
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -157,7 +157,7 @@ class Intake:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
         self._check_number(body, len(prompts))
         n = body.n or 1
-        seed = random.randrange(2**31) if body.seed is None else body.seed
+        seed = secrets.randbelow(2**31) if body.seed is None else body.seed
         stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
         try:
             check_seed(seed, n * len(prompts))

@@ -1,0 +1,116 @@
+"""What a caller's program has set, or does meanwhile, neither disturbs a load nor is disturbed by it."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import foretoken
+from foretoken.cli.options import demo_folder
+from foretoken.kernel import compile
+from foretoken.models import panels
+from foretoken.models.packed import without_weights
+
+TARGET = str(demo_folder() / "target")
+
+
+def config():
+    from transformers import GenerationConfig, LlamaConfig
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
+    return LlamaConfig(**shape, num_attention_heads=2), GenerationConfig()
+
+
+def test_models_without_weights_are_made_beside_other_threads():
+    """Two at once, while the caller makes modules of its own."""
+    made, stop, own = list[nn.Module](), threading.Event(), list[nn.Linear]()
+
+    def make() -> None:
+        made.extend(without_weights(*config(), torch.float32) for _ in range(10))
+
+    def other() -> None:
+        while not stop.is_set():
+            own.append(nn.Linear(2, 2))
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    beside = threading.Thread(target=other)
+    for thread in (*threads, beside):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    beside.join()
+    assert {parameter.device.type for model in made for parameter in model.parameters()} == {"meta"}
+    assert len(made) == 20
+    assert {linear.weight.device.type for linear in [*own, nn.Linear(2, 2)]} == {"cpu"}
+
+
+def test_folders_are_loaded_in_threads():
+    """transformers alone would leave models without their tied LM head, and do so in this process from then on."""
+    loaded = list[foretoken.Engine]()
+    for _ in range(3):
+        threads = [threading.Thread(target=lambda: loaded.append(foretoken.load(TARGET))) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(loaded) == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
+def test_a_default_dtype_disturbs_no_products(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        panels.check_quantised.__wrapped__("q4_0")
+        assert panels._works.__wrapped__()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_autocast_disturbs_no_products():
+    with torch.autocast("cpu", torch.bfloat16):
+        panels.check_quantised.__wrapped__("q4_0")
+        assert panels._works.__wrapped__()
+
+
+@pytest.mark.usefixtures("unchecked")  # the checks of types draw from `random`
+def test_random_numbers_of_the_caller_stay_as_they_were():
+    torch.manual_seed(0)
+    random.seed(0)
+    before = torch.get_rng_state(), random.getstate()
+    panels._works.__wrapped__()
+    foretoken.load(TARGET).generate("a", max_new_tokens=2)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+def test_products_in_one_thread_leave_other_threads_alone():
+    if torch.get_num_threads() > 1:
+        pytest.skip("this test sets the number of threads")
+    found = list[int | None]()
+    torch.set_num_threads(2)
+    try:
+        with panels.one_thread():
+            assert panels.use_threads() is None
+            assert torch.get_num_threads() == 2
+            other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+    finally:
+        torch.set_num_threads(1)
+    assert found == [2]
+
+
+def test_the_compiling_process_ends_with_its_parent(tmp_path):
+    """Also where that is killed: then its input ends."""
+    paths = os.pathsep.join(map(str, sys.path))
+    environment = os.environ | {compile.AT_ONCE: "1", "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
+    process = subprocess.Popen([sys.executable, "-c", compile.COMPILING], env=environment, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(10) == 1, "it would compile for ten seconds and more, and end with 0"
