@@ -110,7 +110,8 @@ def test_the_compiling_process_ends_with_its_parent(tmp_path):
     """Also where that is killed: then its input ends."""
     paths = os.pathsep.join(map(str, sys.path))
     environment = os.environ | {compile.AT_ONCE: "1", "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
-    process = subprocess.Popen([sys.executable, "-c", compile.COMPILING], env=environment, stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", compile.COMPILING.format(compile.LINKED)]
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(10) == 1, "it would compile for ten seconds and more, and end with 0"

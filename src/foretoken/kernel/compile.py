@@ -171,10 +171,10 @@ LINKED = "foretoken.kernel.model"  # imports all modules with linked loops
 AT_ONCE = "FORETOKEN_COMPILE_AT_ONCE"  # in the environment: linked loops are compiled where they are defined
 # What the other process runs, until its input ends, as it does when this process is killed. The garbage collector would
 # take 4% of the time, and save 90 MB.
-COMPILING = f"""import gc, os, sys, threading
+COMPILING = """import gc, os, sys, threading
 gc.disable()
 threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()
-import {LINKED}
+import {}
 os._exit(0)"""
 LONGEST = 180  # seconds for which another process is waited for; the slowest one so far took 40
 
@@ -225,7 +225,7 @@ def compile_ahead() -> subprocess.Popen[bytes] | None:
     if not sys.executable or not any(made.can_be_kept() for made in _missing.values()):
         return None
     # -P: without it the current folder would come first on the path.
-    command = [sys.executable, "-P", "-c", COMPILING]
+    command = [sys.executable, "-P", "-c", COMPILING.format(LINKED)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), AT_ONCE: "1"}
     silent = subprocess.DEVNULL
     try:
