@@ -59,9 +59,9 @@ def test_the_client_of_the_readme_runs(
 
 @pytest.mark.long
 def test_a_client_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a model whose template has tools, as the last of the blocks needs it. The server draws the seeds of texts
-    from a source of its own, since libraries draw from the one of the process too: with this one the call is whole."""
-    monkeypatch.setattr(requests, "random", random.Random(0))
+    """Against a model whose template has tools, as the last of the blocks needs it. With these seeds of the texts the
+    call is whole."""
+    monkeypatch.setattr(requests.secrets, "randbelow", random.Random(0).randrange)
     code = "\n".join(blocks(ROOT / SERVING, "python")[:OF_A_CLIENT])
     assert code.count(PLACE) == 2
     engine = toy_engine(tmp_path, context=1024, tokenizer=tokenizer_of(MARKED, MARKS))
