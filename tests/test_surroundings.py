@@ -90,19 +90,14 @@ def test_random_numbers_of_the_caller_stay_as_they_were():
 
 
 def test_products_in_one_thread_leave_other_threads_alone():
-    if torch.get_num_threads() > 1:
-        pytest.skip("this test sets the number of threads")
-    found = list[int | None]()
-    torch.set_num_threads(2)
-    try:
-        with panels.one_thread():
-            assert panels.use_threads() is None
-            assert torch.get_num_threads() == 2
-            other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
-            other.start()
-            other.join()
-    finally:
-        torch.set_num_threads(1)
+    found = list[int]()
+    torch.set_num_threads(2)  # before the next test it is 1 again
+    with panels.one_thread():
+        assert panels.use_threads() is None
+        assert torch.get_num_threads() == 2
+        other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        other.start()
+        other.join()
     assert found == [2]
 
 

@@ -111,9 +111,8 @@ class AutoSession(WrappedSession[DraftSession]):
 
     def _read(self, row: int, sequence: Sequence, end: int) -> None:
         """Read a prompt's beginning with the drafter where that pays; else leave it for later."""
-        costs, length = self.controller.costs, len(sequence.ids)
-        pays = self.controller.worth_reading(self._unread(row, length), self._left(sequence)) if self._reads else True
-        if not (costs.drafting and pays):
+        costs, unread = self.controller.costs, self._unread(row, len(sequence.ids))
+        if not costs.drafting or (self._reads and not self.controller.worth_reading(unread, self._left(sequence))):
             return
         began = self.clock() if self.clock else 0.0
         self._prefix.read(row, sequence, end)

@@ -31,7 +31,7 @@ class Reader(GGUFReader):
 
     @data.setter
     def data(self, mapped: NDArray[np.uint8]) -> None:
-        """Keep `mapped`, the library's memmap of the file, as a plain array."""
+        """Keep `mapped`, the library's memmap of the file, as a plain array: each slice of a memmap costs far more."""
         self._bytes = mapped.view(np.ndarray)
 
     def _get_field_parts(
