@@ -107,7 +107,7 @@ def loop(pairs):
 }
 
 
-def _twice(x):  # type: ignore[no-untyped-def]
+def _twice(x):
     return 2 * x
 
 

@@ -52,7 +52,7 @@ run(command)
 """
 
 
-def _twice(x):  # type: ignore[no-untyped-def]
+def _twice(x):
     return 2 * x
 
 

@@ -156,12 +156,12 @@ def test_weights_of_attention(at: int, value: float) -> None:
     assert np.isnan(shares[0])
 
 
-def _softmax_two(x, chunks):  # type: ignore[no-untyped-def]
+def _softmax_two(x, chunks):
     for row in x.reshape(2, chunks * LANES):
         softmax_row(row, np.float32(1), row)
 
 
-def _gate(y, bias, width, curve, out):  # type: ignore[no-untyped-def]
+def _gate(y, bias, width, curve, out):
     gate_row(y[:width], y[width:], bias[:width], bias[width:], curve, out)
 
 
