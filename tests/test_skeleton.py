@@ -1,5 +1,6 @@
 """A GGUF model starts without transformers' modelling code, and is the model that this code would have made."""
 
+import shutil
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 import foretoken
 from foretoken.catalogue.kept import UnkeptWarning
 from foretoken.core.errors import ForetokenError
-from foretoken.models import packed, panels, skeleton
+from foretoken.models import causal_lm, packed, panels, skeleton
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint
 from foretoken.models.llama_kernel import LlamaKernel
@@ -126,19 +127,63 @@ def test_where_the_kernel_does_not_run_the_model_transformers_does(tmp_path: Pat
     torch.testing.assert_close(logits(lm), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_scores_are_held_against_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They were written when transformers made the model, and are compared at each start."""
+def test_scores_are_held_against_those_of_transformers_before_it_is_kept(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What is read again of what was written is compared, and nothing is kept that differs."""
     path = save_wide(tmp_path / "model.gguf")
-    load_model(path, CPU)
     read = skeleton.load_file
 
     def others(file: Path) -> dict[str, torch.Tensor]:
         tensors = read(file)
         return tensors | {skeleton.PROBE: tensors[skeleton.PROBE].roll(1)}
 
-    monkeypatch.setattr(skeleton, "load_file", others)
-    with pytest.raises(ForetokenError, match="otherwise than transformers' own forward"):
-        load_model(path, CPU)
+    with monkeypatch.context() as patched:
+        patched.setattr(skeleton, "load_file", others)
+        for _ in range(2):
+            with pytest.raises(ForetokenError, match="otherwise than transformers' own forward"):
+                load_model(path, CPU)
+            assert list((home / "skeletons").glob("*/*/*")) == []
+    assert isinstance(load_model(path, CPU).weights, Skeleton)
+
+
+def test_a_model_is_probed_once_per_file_code_and_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, probed = save_wide(tmp_path / "model.gguf"), list[str]()
+    check = causal_lm.check_probe
+
+    def starts(*times: int) -> None:
+        for wanted in times:
+            load_model(path, CPU)
+            assert len(probed) == wanted
+            probed.clear()
+
+    monkeypatch.setattr(causal_lm, "check_probe", lambda *given: (probed.append(""), check(*given)))
+    starts(1, 0, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(packed, "_what_runs", lambda: "the code of another version, or another processor")
+        starts(1, 0)
+    starts(1, 0)
+    save_wide(tmp_path / "model.gguf", "llama")
+    starts(1, 0)
+    # One that is not kept is probed each time.
+    monkeypatch.setattr(packed, "write_skeleton", raising(OSError(28, "No space left on device")))
+    save_wide(tmp_path / "model.gguf")
+    with pytest.warns(UnkeptWarning, match="No space left on device"):
+        starts(1, 1)
+
+
+@pytest.mark.parametrize("part", ["kernel/tile.py", "models/llama_kernel.py"])
+def test_what_runs_a_model_changes_with_the_code(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("kernel", "models"):
+        shutil.copytree(Path(foretoken.__path__[0]) / name, tmp_path / name)
+        monkeypatch.setattr(getattr(packed, name), "__path__", [str(tmp_path / name)])
+    before = packed._what_runs.__wrapped__()
+    assert before == packed._what_runs.__wrapped__() == packed._what_runs()
+    with (tmp_path / part).open("a") as file:
+        file.write("# another line\n")
+    assert packed._what_runs.__wrapped__() != before
+    monkeypatch.setattr(packed, "FEATURES", ["+avx2"])
+    assert packed._what_runs.__wrapped__() != before
 
 
 def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(

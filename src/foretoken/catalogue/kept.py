@@ -15,7 +15,7 @@ from foretoken.catalogue.known import models_folder
 
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
-FORMAT = 6  # the version of what is kept: raised whenever what is written, or how it is read, changes
+FORMAT = 7  # the version of what is kept: raised whenever what is written, or how it is read, changes
 LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes
 HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
 BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, spread over the file
@@ -25,16 +25,20 @@ class UnkeptWarning(UserWarning):
     """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
+def kept(
+    source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None], made_by: str = ""
+) -> Path | None:
     """Return a folder with what `make` makes of a model.
 
-    It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
+    It is made at the first call, and made anew where one of the files or `made_by` has changed since, or the folder is
+    damaged.
 
     Args:
         source: the model's file or folder.
         files: all files that the result depends on.
         section: the part of the cache directory in which such folders stand.
         make: called with the path of a folder that is not there yet, which it makes and fills.
+        made_by: what else the result depends on, in any words.
 
     Returns:
         The folder, or None, with a warning, where it cannot be kept.
@@ -46,7 +50,8 @@ def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"
     folder = models_folder().parent / section / name
-    origin: dict[str, object] = {"format": FORMAT, "files": {path.resolve().name: _content(path) for path in files}}
+    contents = {path.resolve().name: _content(path) for path in files}
+    origin: dict[str, object] = {"format": FORMAT, "files": contents, "made_by": made_by}
     if _is_whole(folder, origin):
         return folder
     try:

@@ -67,9 +67,10 @@ class CausalLM:
             compiled = compiled or model.device.type != "cuda"
             compiler = StaticForward(self.model, self.name, self._layout.planes, compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(self.model, self._layout)
-        # Packed layers work, since `layout` has run them.
-        with first_forward(self.weights, own=isinstance(self.backend, Modules)):
-            check_probe(self, self._layout.probe)
+        if not (isinstance(model, Skeleton) and model.probed):
+            # Packed layers work, since `layout` has run them.
+            with first_forward(self.weights, own=isinstance(self.backend, Modules)):
+                check_probe(self, self._layout.probe)
         if compiler is not None:
             compiler.compiling = True
 

@@ -1,5 +1,7 @@
 """Load GGUF files as models whose linear layers and embedding hold the file's quantised weights, packed."""
 
+import functools
+import hashlib
 import json
 import threading
 import warnings
@@ -16,11 +18,14 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from foretoken import kernel, models
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.core.making import making
 from foretoken.gguf.folder import Contents, contents, write_packed
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
+from foretoken.kernel.processor import FEATURES, MATRIX, NAME
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import llama_kernel
@@ -70,13 +75,15 @@ def _of(folder: Path, weights: Weights) -> HFModel:
 def _skeleton(source: Path, folder: Path, weights: Weights) -> Skeleton | None:
     """Return the skeleton of the model in a GGUF file, without weights; it is made and kept at the first call.
 
-    It is kept apart from the weights, since it also depends on transformers, and tokenizers are read without it.
+    It is kept apart from the weights, since it also depends on transformers and on the code that runs it, and
+    tokenizers are read without it. Before it is kept it passes the probe, so that later starts need none.
 
     source: the file.
     folder: the cache folder with its configurations.
     weights: those in the folder.
 
-    Returns None where it cannot be kept, and for a model that our kernel does not run.
+    Returns None where it cannot be kept, and for a model that our kernel does not run. Raises ForetokenError for a
+    model that fails the probe.
     """
 
     def write(own: Path) -> None:
@@ -89,12 +96,28 @@ def _skeleton(source: Path, folder: Path, weights: Weights) -> Skeleton | None:
         if known and llama_kernel(model) is not None:
             with one_thread():
                 write_skeleton(own, modules, model, layout(model))
+        if (written := read(own)) is not None:
+            CausalLM(_laid_out(written, weights))  # by which it is probed
 
-    own = kept(source, [source], f"skeletons/{version('transformers')}", write)
-    found = None if own is None else read_skeleton(own, GenerationConfig.from_pretrained(folder), without_weights)
+    def read(own: Path) -> Skeleton | None:
+        found = read_skeleton(own, GenerationConfig.from_pretrained(folder), without_weights)
+        if found is not None:
+            found.config.name_or_path = str(folder)
+        return found
+
+    own = kept(source, [source], f"skeletons/{version('transformers')}", write, _what_runs())
+    found = None if own is None else read(own)
     if found is not None:
-        found.config.name_or_path = str(folder)
+        found.probed = True
     return found
+
+
+@functools.cache
+def _what_runs() -> str:
+    """Return a hash of what runs a packed model, apart from transformers: our code, its compiler and the processor."""
+    files = [path for part in (kernel, models) for path in sorted(Path(part.__path__[0]).glob("*.py"))]
+    code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return hashlib.sha256(repr([version("numba"), NAME, FEATURES, MATRIX, code]).encode()).hexdigest()
 
 
 def _laid_out(model: M, weights: Weights) -> M:

@@ -65,12 +65,14 @@ class Skeleton(Part):
     config, generation_config: the configurations.
     dtype, device: what the model computes in, and where.
     layout: the layout of the original.
+    probed: whether it has passed the probe (probe.py), with the same weights, code and processor.
     """
 
     config: Settings
     generation_config: GenerationConfig
     dtype: torch.dtype
     layout: Layout
+    probed = False
     _make: Make
     device = torch.device("cpu")
 
