@@ -264,5 +264,5 @@ def test_widths_that_no_block_divides_are_refused(tmp_path: Path) -> None:
 
 def test_its_memory_is_that_of_the_packed_weights(folders: dict[str, Path]) -> None:
     engine = load(folders["llama"])
-    embeddings = [lm.model.get_input_embeddings() for lm in (engine.target.lm, engine.source.model)]
+    embeddings = [lm.weights.get_input_embeddings() for lm in (engine.target.lm, engine.source.model)]
     assert embeddings[0] is embeddings[1]

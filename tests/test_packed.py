@@ -26,7 +26,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
-from foretoken.models import load, packed
+from foretoken.models import kept_model, load, packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.mapped import read_ahead, weight_files
@@ -369,7 +369,7 @@ def test_what_is_used_at_every_forward_is_read_ahead_and_nothing_else(
 ) -> None:
     """Of an embedding few rows are used: its other pages, and other models' files, must not fill the memory."""
     ahead: list[int] = []
-    monkeypatch.setattr(packed, "read_ahead", lambda weights: ahead.extend(weight.data_ptr() for weight in weights))
+    monkeypatch.setattr(kept_model, "read_ahead", lambda weights: ahead.extend(weight.data_ptr() for weight in weights))
     path = save_wide(tmp_path / "model.gguf")
     load_model(path, CPU)  # which makes the kept folder, and reads it
     lm = load_model(path, CPU)

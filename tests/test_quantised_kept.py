@@ -80,7 +80,7 @@ def test_the_target_as_its_own_drafter_is_read_from_what_is_kept(
     first = loading.load_own(target, source, "q4_k")
     unreadable(monkeypatch)
     second = loading.load_own(target, source, "q4_k")
-    assert second.model.get_input_embeddings() is target.model.get_input_embeddings()
+    assert second.weights.get_input_embeddings() is target.weights.get_input_embeddings()
     assert fingerprint(first) == fingerprint(second)
 
 
@@ -176,7 +176,7 @@ def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, ho
     """What is kept before would stand for the files that were here first: for the configuration alone."""
     made = gguf_zoo.wide()
     made.config.save_pretrained(snapshot)
-    quantised.quantised_model(Path("some/model"), "q4_0", lambda: made)
+    quantised.kept_quantised("some/model", "q4_0", lambda: made)
     assert not (home / "quantised").exists()
     save(snapshot)
     load_model("some/model", CPU, quantise="q4_0")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import foretoken
 from foretoken.catalogue.kept import UnkeptWarning
 from foretoken.core.errors import ForetokenError
-from foretoken.models import causal_lm, packed, panels, skeleton
+from foretoken.models import causal_lm, kept_model, packed, panels, skeleton
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint
 from foretoken.models.llama_kernel import LlamaKernel
@@ -41,7 +41,7 @@ def made_by_transformers(path: str, monkeypatch: pytest.MonkeyPatch) -> CausalLM
     """The model of the same file that is read without a skeleton."""
     with monkeypatch.context() as patched, warnings.catch_warnings():
         warnings.simplefilter("ignore", packed.DequantisedWarning)
-        patched.setattr(packed, "read_skeleton", lambda folder, generation, make: None)
+        patched.setattr(kept_model, "read_skeleton", lambda folder, make: None)
         return load_model(path, CPU)
 
 
@@ -160,13 +160,13 @@ def test_a_model_is_probed_once_per_file_code_and_processor(tmp_path: Path, monk
     monkeypatch.setattr(causal_lm, "check_probe", lambda *given: (probed.append(""), check(*given)))
     starts(1, 0, 0)
     with monkeypatch.context() as patched:
-        patched.setattr(packed, "_what_runs", lambda: "the code of another version, or another processor")
+        patched.setattr(kept_model, "_what_runs", lambda: "the code of another version, or another processor")
         starts(1, 0)
     starts(1, 0)
     save_wide(tmp_path / "model.gguf", "llama")
     starts(1, 0)
     # One that is not kept is probed each time.
-    monkeypatch.setattr(packed, "write_skeleton", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(kept_model, "write_skeleton", raising(OSError(28, "No space left on device")))
     save_wide(tmp_path / "model.gguf")
     with pytest.warns(UnkeptWarning, match="No space left on device"):
         starts(1, 1)
@@ -176,24 +176,24 @@ def test_a_model_is_probed_once_per_file_code_and_processor(tmp_path: Path, monk
 def test_what_runs_a_model_changes_with_the_code(tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch):
     for name in ("kernel", "models"):
         shutil.copytree(Path(foretoken.__path__[0]) / name, tmp_path / name)
-        monkeypatch.setattr(getattr(packed, name), "__path__", [str(tmp_path / name)])
-    before = packed._what_runs.__wrapped__()
-    assert before == packed._what_runs.__wrapped__() == packed._what_runs()
+        monkeypatch.setattr(getattr(kept_model, name), "__path__", [str(tmp_path / name)])
+    before = kept_model._what_runs.__wrapped__()
+    assert before == kept_model._what_runs.__wrapped__() == kept_model._what_runs()
     with (tmp_path / part).open("a") as file:
         file.write("# another line\n")
-    assert packed._what_runs.__wrapped__() != before
-    monkeypatch.setattr(packed, "FEATURES", ["+avx2"])
-    assert packed._what_runs.__wrapped__() != before
+    assert kept_model._what_runs.__wrapped__() != before
+    monkeypatch.setattr(kept_model, "FEATURES", ["+avx2"])
+    assert kept_model._what_runs.__wrapped__() != before
 
 
 def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path, made = save_wide(tmp_path / "model.gguf"), list[str]()
-    for name in ("write_skeleton", "write_packed"):
-        monkeypatch.setattr(packed, name, partial(noted, made, name, getattr(packed, name)))
+    for module, name in ((kept_model, "write_skeleton"), (packed, "write_packed")):
+        monkeypatch.setattr(module, name, partial(noted, made, name, getattr(module, name)))
     for version, done in (("1", ["write_packed", "write_skeleton"]), ("1", []), ("2", ["write_skeleton"]), ("1", [])):
-        monkeypatch.setattr(packed, "version", lambda name, version=version: version)
+        monkeypatch.setattr(kept_model, "version", lambda name, version=version: version)
         load_model(path, CPU)
         assert made == done
         made.clear()
@@ -216,7 +216,7 @@ def test_tokenizers_and_dequantised_models_are_read_without_it(tmp_path: Path, m
 
 def test_without_room_for_it_transformers_makes_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = save_wide(tmp_path / "model.gguf")
-    monkeypatch.setattr(packed, "write_skeleton", raising(OSError(28, "No space left on device")))
+    monkeypatch.setattr(kept_model, "write_skeleton", raising(OSError(28, "No space left on device")))
     with pytest.warns(UnkeptWarning, match="No space left on device"):
         lm = load_model(path, CPU)
     assert not isinstance(lm.weights, Skeleton)

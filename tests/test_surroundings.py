@@ -14,7 +14,7 @@ import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.kernel import compile
 from foretoken.models import panels
-from foretoken.models.packed import without_weights
+from foretoken.models.kept_model import without_weights
 
 TARGET = str(demo_folder() / "target")
 

@@ -11,7 +11,27 @@ from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
+READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
 AGAIN = "get the file again"
+
+
+def on_disk(source: str) -> Path | None:
+    """Return the file or folder of a model; of a hub id the folder in which the hub's client has cached it.
+
+    source: the path or the id. Returns None for an id that was not cached.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(source).exists():
+        return Path(source)
+    config = try_to_load_from_cache(source, CONFIG)
+    folder = Path(config).parent if isinstance(config, str) else None
+    return folder if folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir()) else None
+
+
+def model_files(source: Path) -> list[Path]:
+    """Return the files that a model consists of; source: its file or folder."""
+    return [source] if source.is_file() else sorted(path for path in source.iterdir() if path.suffix in READ)
 
 
 def check_config(folder: str | Path) -> None:

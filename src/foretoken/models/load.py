@@ -1,28 +1,35 @@
 """Load models and tokenizers from folders, GGUF files and hub ids; errors say in one sentence what is wrong."""
 
+import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 from transformers.utils.generic import ModelOutput
 
+from foretoken.catalogue.kept import WEIGHTS
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import check_weights
+from foretoken.models.folder import CONFIG, check_weights, model_files, on_disk
 from foretoken.models.hf_model import HFModel
+from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
-from foretoken.models.packed import dequantised_model, few, laid_out, packed_model, stored_tokenizer
+from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
-from foretoken.models.quantised import pack_quantised, quantised_model
+from foretoken.models.quantised import bare_quantised, kept_quantised, pack_quantised
+from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
+EMBEDDING = "model.embed_tokens.weight"  # in the models that our kernel runs
 BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 
 
@@ -94,7 +101,7 @@ def load_model(
         if in_panels:
             compile_ahead()  # where it has not been started yet
     elif quantise is not None:
-        model = _quantised(source, quantise, trust_remote_code)
+        model = _quantised(source, quantise, trust_remote_code, as_it_is=dtype is None)
         if not _has_packed_layers(model):
             raise ForetokenError(
                 f"The weights in {source} cannot be quantised to {quantise}: its layers have no nn.Linear with rows of "
@@ -104,11 +111,16 @@ def load_model(
         # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid
         # out anew. That also goes where float32 is named, since it holds all values of the other dtypes.
         read_in = None if in_panels and dtype == torch.float32 else dtype
-        model = _pretrained(source, read_in or "auto", trust_remote_code)
+        folder = on_disk(source) if in_panels and dtype is None and not trust_remote_code else None
+        load = partial(_pretrained, source, read_in or "auto", trust_remote_code)
+        if folder is None:
+            model = load()
+        else:
+            files = model_files(folder)
+            weights = partial(mapped_weights, [path for path in files if path.suffix == ".safetensors"])
+            model = kept_model(folder, files, source, load, weights)
     if dtype is None:
-        mixed = quantise is not None and any(type(module) is torch.nn.Linear for module in model.modules())
-        # The kernel mixes no bfloat16 with quantised layers, beside which those stay whose rows fill no blocks.
-        dtype = torch.float32 if on_cpu and (mixed or model.dtype == torch.float16) else model.dtype
+        dtype = computes_in(model) if on_cpu else model.dtype
     torch.nn.Module.to(model, device)  # in place
     model.eval()
     if compile != OFF:
@@ -134,7 +146,7 @@ def lay_out_ahead(source: object, device: torch.device, dtype: torch.dtype | Non
     Raises ForetokenError for a file that cannot be read.
     """
     if isinstance(source, str) and _stays_packed(device, dtype, compile) and is_gguf(found := located(source)):
-        laid_out(Path(found), compile_ahead)
+        kept_file(Path(found), compile_ahead)
 
 
 def _traced(compile: str, device: torch.device) -> bool:
@@ -189,7 +201,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             f"Drafter self needs a target that our CPU kernel runs, and {target.name} runs by {target.execution}: "
             "choose drafter ngram, which fits every model."
         )
-    model: Any = _quantised(located(source), kind, trust_remote_code)
+    model: Any = _own_quantised(target, located(source), kind, trust_remote_code)
     if not _has_packed_layers(model):
         raise ForetokenError(
             f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
@@ -226,22 +238,52 @@ def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = N
     return lm
 
 
-def _quantised(source: str, kind: str, trust_remote_code: bool) -> HFModel:
-    """Return the model that `located` found, its linear layers quantised to a kind of blocks."""
+def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) -> HFModel | Skeleton:
+    """Return a model, its linear layers quantised to a kind of blocks.
 
-    def load() -> HFModel:
-        if is_gguf(source):
-            return dequantised_model(source, torch.bfloat16)
-        return _pretrained(source, "auto", trust_remote_code)
-
+    source: the model, from `located`.
+    kind, trust_remote_code: as in `load_model`.
+    as_it_is: whether it is used so, in no other dtype and with all of its weights; a skeleton will do then.
+    """
+    load = partial(_checkpoint, source, trust_remote_code)
     if trust_remote_code:  # nothing is kept on disk: it would be read without the checkpoint's code
         return pack_quantised(load(), kind)
-    model = quantised_model(Path(source), kind, load)
-    model.config.name_or_path = source  # else the name of the cache folder, if it was read from there
+    folder = kept_quantised(source, kind, load)
+    if not isinstance(folder, Path):
+        return folder
+    make, weights = partial(bare_quantised, folder), partial(mapped_weights, [folder / WEIGHTS])
+    if as_it_is:
+        return kept_model(folder, model_files(folder), source, make, weights)
+    model = filled(make(), weights())
+    model.config.name_or_path = source
     return model
 
 
-def _has_packed_layers(model: HFModel) -> bool:
+def _checkpoint(source: str, trust_remote_code: bool) -> HFModel:
+    """Return the model that `located` found, to be quantised."""
+    if is_gguf(source):
+        return dequantised_model(source, torch.bfloat16)
+    return _pretrained(source, "auto", trust_remote_code)
+
+
+def _own_quantised(target: CausalLM, source: str, kind: str, trust_remote_code: bool) -> HFModel | Skeleton:
+    """Return the model of a target once more, its linear layers quantised; by its skeleton where it has one.
+
+    A skeleton gets no embedding. It counts as probed, as it was with the target's weights: drafts are only guesses.
+
+    source: the model, from `located`; the other arguments are those of `load_own`.
+    """
+    if not isinstance(target.weights, Skeleton):
+        return _quantised(source, kind, trust_remote_code, as_it_is=False)
+    found = kept_quantised(source, kind, partial(_checkpoint, source, trust_remote_code))
+    if not isinstance(found, Path):
+        return found
+    model, weights = target.weights.without_weights(), mapped_weights([found / WEIGHTS])
+    model.dtype, model.probed = torch.float32, True
+    return filled(model, {name: each for name, each in weights.items() if name != EMBEDDING})
+
+
+def _has_packed_layers(model: HFModel | Skeleton) -> bool:
     """Whether more than the LM head is quantised."""
     last = model.get_output_embeddings()
     return any(isinstance(module, PackedLinear) and module is not last for module in model.modules())
@@ -308,14 +350,30 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
         return stored_tokenizer(source)
     if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("*.model")):
         raise ForetokenError(f"Folder {source} has no tokenizer: save one there, or name a folder that has one.")
-    from transformers import AutoTokenizer  # takes a second
+    from transformers import AutoTokenizer  # takes half a second
 
     try:
         return AutoTokenizer.from_pretrained(
-            source, local_files_only=Path(source).is_dir(), trust_remote_code=trust_remote_code
+            source,
+            config=_config_of_any_class(source),
+            local_files_only=Path(source).is_dir(),
+            trust_remote_code=trust_remote_code,
         )
     except Exception as error:  # tokenizer files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a tokenizer from {source}: {_first_line(error)}") from error
+
+
+def _config_of_any_class(source: str) -> PreTrainedConfig | None:
+    """Return the configuration in a model's folder in a class that takes no second to import; for tokenizers alone.
+
+    Returns None where the class decides what the tokenizer is: where no class of the tokenizer is named.
+    """
+    try:
+        named = json.loads((Path(source) / "tokenizer_config.json").read_text())["tokenizer_class"]
+        entries = json.loads((Path(source) / CONFIG).read_text())
+        return Settings(entries, entries) if isinstance(named, str) else None
+    except (OSError, ValueError, KeyError, TypeError):  # transformers will say what is wrong
+        return None
 
 
 def eos_ids(lm: CausalLM, tokenizer: Tokenizer | None) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""A probe of whether a model's forward follows the tree mask and the position ids; it runs once per loaded model.
+"""A probe of whether a model's forward follows the tree mask and the position ids; it runs before a model is used.
 
 A model that ignores either would write plausible but wrong text, and must be found before it writes any.
 The probe scores a small tree behind two tokens of text,

@@ -9,7 +9,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from huggingface_hub import try_to_load_from_cache
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -17,25 +16,28 @@ from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
+from foretoken.models.folder import model_files, on_disk
 from foretoken.models.hf_model import HFModel
+from foretoken.models.kept_model import without_weights
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
-from foretoken.models.packed import filled, kept_configs, kept_weights, without_weights
+from foretoken.models.packed import kept_configs
 from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
-READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
 
 
-def quantised_model(source: Path, kind: str, load: Callable[[], HFModel]) -> HFModel:
-    """Return a model whose linear layers are quantised; all else is in the dtype of its checkpoint.
-
-    The result is kept in the cache directory, where the next call finds it.
+def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path | HFModel:
+    """Return the cache folder with a model whose linear layers are quantised; it is made at the first call.
 
     Args:
         source: the model's folder or GGUF file, or a hub id.
         kind: the kind of blocks, see `pack_quantised`.
         load: reads the checkpoint; it is called only where nothing was kept.
+
+    Returns:
+        The folder, with configurations and with weights under the names of transformers' modules; or, where it cannot
+        be kept, the model.
     """
     made: list[HFModel] = []
 
@@ -49,27 +51,16 @@ def quantised_model(source: Path, kind: str, load: Callable[[], HFModel]) -> HFM
         model.generation_config.save_pretrained(folder)
         write_stored(list(_stored(model)), folder / WEIGHTS)
 
-    found = source if source.exists() else _snapshot(str(source))
-    folder = None if found is None else kept(found, _files(found), f"quantised/{kind}", write)
-    if folder is None:
-        return made[0] if made else pack_quantised(load(), kind)
-    made.clear()
+    found = on_disk(source)
+    folder = None if found is None else kept(found, model_files(found), f"quantised/{kind}", write)
+    return folder or (made[0] if made else pack_quantised(load(), kind))
+
+
+def bare_quantised(folder: Path) -> HFModel:
+    """Return the model in a folder from `kept_quantised`, without weights, in the dtype of its checkpoint."""
     config, generation = kept_configs(folder)
-    assert isinstance(config.dtype, torch.dtype)  # as it was written above
-    return filled(without_weights(config, generation, config.dtype), kept_weights(folder))
-
-
-def _files(source: Path) -> list[Path]:
-    """Return the files that a model consists of."""
-    return [source] if source.is_file() else [path for path in source.iterdir() if path.suffix in READ]
-
-
-def _snapshot(hub_id: str) -> Path | None:
-    """Return the folder in which the hub's client has cached a model; None where it has not."""
-    config = try_to_load_from_cache(hub_id, "config.json")
-    folder = Path(config).parent if isinstance(config, str) else None
-    here = folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir())
-    return folder if here else None
+    assert isinstance(config.dtype, torch.dtype)  # as it was written
+    return without_weights(config, generation, config.dtype)
 
 
 def pack_quantised(model: HFModel, kind: str) -> HFModel:

@@ -7,7 +7,7 @@ for the first time, and later starts read that.
 
 import json
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from foretoken.models.cache import Plane
 from foretoken.models.hf_model import HFModel
@@ -66,6 +67,7 @@ class Skeleton(Part):
     dtype, device: what the model computes in, and where.
     layout: the layout of the original.
     probed: whether it has passed the probe (probe.py), with the same weights, code and processor.
+    without_weights: returns it once more, without weights.
     """
 
     config: Settings
@@ -73,6 +75,7 @@ class Skeleton(Part):
     dtype: torch.dtype
     layout: Layout
     probed = False
+    without_weights: Callable[[], "Skeleton"]
     _make: Make
     device = torch.device("cpu")
 
@@ -120,7 +123,7 @@ def modules_of(model: HFModel) -> list[Module]:
 
 
 def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: Layout) -> None:
-    """Write what a skeleton consists of, apart from configurations and weights.
+    """Write what a skeleton consists of, apart from weights.
 
     folder: where to write; it exists.
     modules: from `modules_of`.
@@ -137,41 +140,54 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
         "layout": [planes, dict(layout.windows), layout.context, layout.hard],
     }
     (folder / MODULES).write_text(json.dumps(about))
+    assert model.generation_config is not None
+    # Not by `save_pretrained`, which refuses what some checkpoints have.
+    model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
     tensors = {name: buffer.contiguous() for name, buffer in model.named_buffers()}
     # `save_file` would raise an error of its own on a full disk.
     (folder / TENSORS).write_bytes(save({**tensors, PROBE: layout.probe.contiguous()}))
 
 
-def read_skeleton(folder: Path, generation: GenerationConfig, make: Make) -> Skeleton | None:
+def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
     """Return the skeleton that `write_skeleton` wrote into a folder, without weights; None where it wrote none.
 
     folder: the folder.
-    generation: the generation configuration.
     make: called where the whole model is asked for.
     """
     if not (folder / MODULES).exists():
         return None
-    about = json.loads((folder / MODULES).read_text())
+    about, tensors = json.loads((folder / MODULES).read_text()), load_file(folder / TENSORS)
+    return _assembled(about, tensors, GenerationConfig.from_pretrained(folder), make)
+
+
+def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: GenerationConfig, make: Make) -> Skeleton:
+    """Return a skeleton without weights.
+
+    about: what is in MODULES.
+    tensors: what is in TENSORS: the buffers by name, and the probe.
+    generation: the generation configuration.
+    make: called where the whole model is asked for.
+    """
     dtype: torch.dtype = getattr(torch, about["dtype"])
     modules = [Module(*each) for each in about["modules"]]
     model = _made(modules[0], Skeleton)
     for module in modules[1:]:
         path, _, own = module.name.rpartition(".")
         model.get_submodule(path).register_module(own, _part(module, dtype))
-    tensors: dict[str, Tensor] = load_file(folder / TENSORS)
-    probe = tensors.pop(PROBE)
     for name, buffer in tensors.items():
         path, _, own = name.rpartition(".")
-        model.get_submodule(path).register_buffer(own, buffer)
+        if name != PROBE:
+            model.get_submodule(path).register_buffer(own, buffer)
     planes, windows, context, hard = about["layout"]
 
     def plane(sizes: list[int]) -> Plane:
         return Plane(sizes[0], sizes[1], dtype, model.device)
 
     pairs = tuple((plane(keys), plane(values)) for keys, values in planes)
-    model.layout = Layout(pairs, windows, context, hard, probe)
+    model.layout = Layout(pairs, windows, context, hard, tensors[PROBE])
     model.config = Settings(about["entries"], about["own"])
     model.generation_config, model.dtype, model._make = generation, dtype, make
+    model.without_weights = partial(_assembled, about, tensors, generation, make)
     return model
 
 

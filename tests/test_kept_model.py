@@ -1,0 +1,233 @@
+"""A model in a folder of safetensors starts without transformers' modelling code once it was loaded before."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+import foretoken
+import gguf_zoo
+import tiny
+from foretoken.models import load as loading
+from foretoken.models.causal_lm import CausalLM
+from foretoken.models.identity import fingerprint
+from foretoken.models.load import load_model, load_tokenizer
+from foretoken.models.panels import pack
+from foretoken.models.skeleton import Settings, Skeleton
+from raising import raising
+from test_skeleton import logits
+
+CPU = torch.device("cpu")
+WEIGHTS = "model.safetensors"
+
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def saved(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, **how: Any) -> str:
+    torch.nn.Module.to(gguf_zoo.wide(architecture, **how), dtype).save_pretrained(folder)
+    return str(folder)
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_pretrained", raising(AssertionError("transformers makes the model again")))
+
+
+def made_by_transformers(source: str) -> CausalLM:
+    return CausalLM(pack_as_loaded(loading._pretrained(source, "auto", False)), source)
+
+
+def pack_as_loaded(model: Any) -> Any:
+    pack(model.eval(), loading.computes_in(model))
+    return model
+
+
+CASES = [
+    *(("llama", dtype, tied) for dtype in (torch.bfloat16, torch.float16, torch.float32) for tied in (True, False)),
+    *((name, torch.bfloat16, True) for name in ("qwen2", "qwen3", "phi3")),
+]
+
+
+@pytest.mark.parametrize(("architecture", "dtype", "tied"), CASES)
+def test_the_next_start_is_the_model_that_transformers_makes(
+    tmp_path: Path, architecture: str, dtype: torch.dtype, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(tmp_path / "model", architecture, dtype, tied=tied)
+    whole = made_by_transformers(source)
+    first = load_model(source, CPU)
+    with monkeypatch.context() as patched:
+        unreadable(patched)
+        second = load_model(source, CPU)
+    for lm in (first, second):
+        assert isinstance(lm.weights, Skeleton)
+        assert lm.execution == whole.execution == "kernel"
+        assert lm.dtype == whole.dtype == (torch.float32 if dtype == torch.float16 else dtype)
+        assert fingerprint(lm) == fingerprint(whole)
+        assert torch.equal(logits(lm), logits(whole))
+        assert lm.name == lm.weights.config.name_or_path == source
+        assert lm.model.config.to_dict() | {"dtype": None} == whole.model.config.to_dict() | {"dtype": None}
+        assert str(lm.weights.generation_config) == str(whole.model.generation_config)
+        with torch.inference_mode():
+            assert torch.equal(lm.model(torch.arange(9)[None]).logits, whole.model(torch.arange(9)[None]).logits)
+
+
+def test_a_changed_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    source = saved(tmp_path / "model")
+    load_model(source, CPU)
+    saved(tmp_path / "model", tied=False)
+    assert torch.equal(logits(load_model(source, CPU)), logits(made_by_transformers(source)))
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+    changed = load_model(source, CPU)
+    assert torch.equal(logits(changed), logits(made_by_transformers(source)))
+    assert changed.weights.config.rms_norm_eps == 0.3
+
+
+def shards(folder: Path) -> None:
+    PreTrainedModel.save_pretrained(gguf_zoo.wide(), folder, max_shard_size="300KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+
+
+def rotary_as_once(folder: Path) -> None:
+    saved(folder)
+    weights = load_file(folder / WEIGHTS)
+    save_file(
+        weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(32)}, folder / WEIGHTS, {"format": "pt"}
+    )
+
+
+def another_head(folder: Path) -> None:
+    """The configuration says that it is the embedding; transformers takes what is there."""
+    saved(folder)
+    weights = load_file(folder / WEIGHTS)
+    head = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file(weights | {"lm_head.weight": head}, folder / WEIGHTS, {"format": "pt"})
+
+
+def another_dtype(folder: Path) -> None:
+    saved(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+
+
+def one_that_the_kernel_does_not_run(folder: Path) -> None:
+    config = GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("write", "skeleton"),
+    [
+        (shards, True),
+        (rotary_as_once, False),
+        (another_head, True),
+        (another_dtype, False),
+        (one_that_the_kernel_does_not_run, False),
+    ],
+)
+def test_only_what_the_files_hold_by_name_is_read_from_them(tmp_path: Path, write: Any, skeleton: bool) -> None:
+    """Else transformers makes the model at each start."""
+    write(tmp_path / "model")
+    source = str(tmp_path / "model")
+    whole = made_by_transformers(source)
+    for _ in range(2):
+        lm = load_model(source, CPU)
+        assert isinstance(lm.weights, Skeleton) == skeleton
+        assert lm.execution == whole.execution
+        assert torch.equal(logits(lm), logits(whole))
+
+
+@pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"compile": "off"}, {"trust_remote_code": True}])
+def test_transformers_makes_what_is_not_kept(tmp_path: Path, home: Path, how: dict[str, Any]) -> None:
+    lm = load_model(saved(tmp_path / "model"), CPU, **how)
+    assert not isinstance(lm.weights, Skeleton)
+    assert not (home / "skeletons").exists()
+
+
+def test_the_target_drafts_by_its_skeleton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drafts what it drafts where transformers makes both, and the target's embedding is in memory once."""
+    source = saved(tmp_path / "model")
+    whole = loading.load_own(made_by_transformers(source), source, "q4_k")
+    target = load_model(source, CPU)
+    unreadable(monkeypatch)
+    own = loading.load_own(target, source, "q4_k")
+    assert isinstance(own.weights, Skeleton)
+    assert own.weights.get_input_embeddings() is target.weights.get_input_embeddings()
+    assert own.dtype == torch.float32
+    assert fingerprint(own) == fingerprint(whole)
+    assert torch.equal(logits(own), logits(whole))
+    assert torch.equal(logits(target), logits(load_model(source, CPU)))  # it is as it was
+
+
+PROGRAM = """
+import sys
+import foretoken
+engine = foretoken.load(sys.argv[1], drafter="auto", method="auto", quantise=sys.argv[2] or None)
+print(engine.generate("the cat", max_new_tokens=8, temperature=0.0).text)
+print(sorted({"transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("kind", [None, "q8_0"])
+def test_the_second_start_imports_no_modelling_code(tmp_path: Path, kind: str | None) -> None:
+    source = saved(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(source)
+    engine = foretoken.load(source, drafter="auto", method="auto", quantise=kind)
+    text = engine.generate("the cat", max_new_tokens=8, temperature=0.0).text
+    command = [sys.executable, "-c", PROGRAM, source, kind or ""]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout == f"{text}\n[]\n"
+
+
+@pytest.mark.parametrize(("kind", "between"), [("q4_0", 512), ("q4_k", 512), ("q8_0", 80)])
+def test_quantised_layers_are_read_without_it(
+    tmp_path: Path, kind: str, between: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row of 80 weights fills no blocks: its layers stay as they are, and the model computes in float32."""
+    made = gguf_zoo.model("llama", hidden_size=256, intermediate_size=between)
+    torch.nn.Module.to(made, torch.bfloat16).save_pretrained(tmp_path / "model")
+    source = str(tmp_path / "model")
+    first = load_model(source, CPU, quantise=kind)
+    whole = CausalLM(pack_as_loaded(loading._quantised(source, kind, False, as_it_is=False)), source)
+    unreadable(monkeypatch)
+    second = load_model(source, CPU, quantise=kind)
+    for lm in (first, second):
+        assert isinstance(lm.weights, Skeleton)
+        assert lm.dtype == whole.dtype
+        assert fingerprint(lm) == fingerprint(whole)
+        assert torch.equal(logits(lm), logits(whole))
+        assert lm.weights.config.name_or_path == source
+
+
+@pytest.mark.parametrize(
+    "named", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "Qwen2TokenizerFast", "LlamaTokenizer", None]
+)
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "gpt2"])
+def test_tokenizers_are_those_of_transformers(tmp_path: Path, named: str | None, model_type: str) -> None:
+    """Their class is found without importing that of the configuration; `named`: what the tokenizer's files say."""
+    saved(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    for name, entries in (
+        ("tokenizer_config.json", {"tokenizer_class": named}),
+        ("config.json", {"model_type": model_type}),
+    ):
+        about = json.loads((tmp_path / "model" / name).read_text()) | entries
+        (tmp_path / "model" / name).write_text(
+            json.dumps({key: value for key, value in about.items() if value is not None})
+        )
+    source = str(tmp_path / "model")
+    found = loading._config_of_any_class(source)
+    assert (found is None) == (named is None)
+    assert found is None or (type(found), found.model_type) == (Settings, model_type)
+    wanted, got = AutoTokenizer.from_pretrained(source), load_tokenizer(source)
+    assert type(got) is type(wanted)
+    assert got.backend_tokenizer.to_str() == wanted.backend_tokenizer.to_str()
+    assert got("the cat sat")["input_ids"] == wanted("the cat sat")["input_ids"]
+    assert got.special_tokens_map == wanted.special_tokens_map
+    assert got.chat_template == wanted.chat_template
