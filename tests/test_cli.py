@@ -1,5 +1,6 @@
 """The command line: results on stdout, all else on stderr, one sentence and exit code 2 for bad input."""
 
+import io
 import json
 import re
 import signal
@@ -147,6 +148,18 @@ def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):
     assert [r["prompt"] for r in records] == ["a", "b", "c"]  # so that the lines are data for `foretoken train`
     _, alone, _ = run("generate", "b", "--max-new-tokens", 8, "--seed", 8, "--json")
     assert json.loads(alone)["token_ids"] == records[1]["token_ids"]
+
+
+def test_a_batch_is_read_from_stdin(run, tmp_path, monkeypatch):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n"b"\n')
+    line = "--max-new-tokens", 8, "--temperature", 0, "--max-batch", 1
+    wanted = run("generate", "--batch-file", tmp_path / "prompts.jsonl", *line)[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO('\ufeff{"prompt": "a"}\n"b"\n'))
+    assert run("generate", "--batch-file", "-", *line)[:2] == (0, wanted)
+    monkeypatch.setattr("sys.stdin", io.StringIO('"a"\n{}\n'))
+    code, out, err = run("generate", "--batch-file", "-")
+    assert (code, out) == (2, "")
+    assert err.startswith("foretoken: Line 2 of stdin is not a prompt: ")
 
 
 def test_texts_of_a_batch_are_parted_by_their_numbers(run, tmp_path):

@@ -52,8 +52,8 @@ def generate(
 
     prompt: Text to continue; - reads it from stdin. Default: a demo prompt.
     chat: Answer the prompt as a user's message, by the model's chat template.
-    batch_file: JSONL of prompts, {"prompt": "..."} or {"messages": [...]} (a conversation) per line; line i uses seed
-    + i. Several texts are printed as they are done, each below a line ==> NUMBER <==.
+    batch_file: JSONL of prompts, {"prompt": "..."} or {"messages": [...]} (a conversation) per line; - reads it from
+    stdin. Line i uses seed + i. Several texts are printed as they are done, each below a line ==> NUMBER <==.
     max_batch: Prompts of a batch file decoded side by side.
     compare: Also run plain decoding, three times in turn with this method, and print the speed-up.
     trace: Write a page, FILE.html, that shows every step in a browser, without a network: the drafted tree, the

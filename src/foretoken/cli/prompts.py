@@ -16,7 +16,7 @@ def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool,
     """Return the prompts of `foretoken generate`, checked; torch is not imported for it.
 
     prompt: a text; "-" reads it from stdin; None takes the demo prompt if `is_demo`, unless `chat`.
-    batch_file: a JSONL file of many prompts, in place of `prompt`.
+    batch_file: a JSONL file of many prompts, in place of `prompt`; "-" reads it from stdin.
     is_demo: whether the target is the demo model.
     chat: whether a text is a user's message, which is to be answered.
     system: the system message before it; None: there is none.
@@ -27,7 +27,7 @@ def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool,
             raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
         prompts = read_batch(batch_file)
     elif prompt is not None:
-        prompts: list[Prompt] = [_stdin() if prompt == "-" else prompt]
+        prompts: list[Prompt] = [_stdin("prompt") if prompt == "-" else prompt]
     elif not is_demo or chat:
         raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
     else:
@@ -64,22 +64,26 @@ def _asked(prompt: Prompt, system: str | None) -> list[Message]:
     return prompt if prompt[0]["role"] == "system" else [*system_message(system), *prompt]
 
 
-def _stdin() -> str:
-    """Return the text on stdin."""
+def _stdin(what: str) -> str:
+    """Return the text on stdin; what: what the errors call it."""
     if sys.stdin is None:
-        raise ForetokenError("The prompt is - and stdin is closed: write the prompt itself, or open stdin.")
+        raise ForetokenError(f"The {what} is - and stdin is closed: name the {what} itself, or open stdin.")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise ForetokenError(f"The prompt on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
+        raise ForetokenError(f"The {what} on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
 
 
 def read_batch(path: str) -> list[Prompt]:
-    """Return the prompts of the JSONL file `path`.
+    """Return the prompts of the JSONL file `path`, of stdin where that is "-".
 
     Each line is {"prompt": "..."}, {"messages": [...]}, or a text by itself, as a JSON string.
     """
-    lines = read_text(path, "batch file", "utf-8-sig").split("\n")  # with the mark that some editors put first
+    if path == "-":
+        text, path = _stdin("batch file").removeprefix("\ufeff"), "stdin"
+    else:
+        text = read_text(path, "batch file", "utf-8-sig")  # with the mark that some editors put first
+    lines = text.split("\n")
     prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ForetokenError(f"Batch file {path} has no prompts.")
