@@ -5,6 +5,7 @@ later starts need neither transformers' code nor the probe.
 """
 
 import functools
+import gc
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,8 +73,9 @@ def kept_model(
             with one_thread():
                 write_skeleton(own, modules, model, layout(model))
         if (written := read_skeleton(own, without_weights)) is not None:
-            made.clear()  # the other one's memory is needed
+            made.clear()
             del model
+            gc.collect()  # its memory is needed, and it stands in a circle of references
             written.config.name_or_path = name
             CausalLM(laid_out(written, values))  # by which it is probed
             made[:] = [written]
@@ -94,9 +96,16 @@ def _holds(model: HFModel, weights: Weights) -> bool:
     own, parameters = model.state_dict(), {name for name, _ in model.named_parameters()}
     if any(own[name].is_meta for name in parameters):
         return True
+    files = weight_files()
+
+    def same(one: Tensor, other: Tensor) -> bool:
+        equal = one.is_floating_point() and one.dtype == other.dtype and torch.equal(one, other)
+        for each in one, other:
+            files.forget(each)
+        return equal
+
     return parameters <= weights.keys() <= own.keys() and all(
-        values.is_floating_point() and values.dtype == own[name].dtype and torch.equal(values, own[name])
-        for name, (values, _) in weights.items()
+        same(values, own[name]) for name, (values, _) in weights.items()
     )
 
 
