@@ -16,6 +16,7 @@ import tokenizers_zoo
 from foretoken import build
 from foretoken.cli import tints
 from foretoken.cli.measuring import chosen_prompts, encoded
+from foretoken.draft.store_file import read
 from foretoken.models.text import chat_prompt, turn_end
 from serving import TEMPLATE, USER, load_pair, save_pair, toy_tokenizer
 
@@ -381,3 +382,25 @@ def test_origins_say_what_was_drafted(engine):
         assert chunk.origins[-1] == ("bonus" if len(chunk.token_ids) == 4 else "corrected")  # chains of 3
     alone = replace(engine, drafter=foretoken.decode.NoDrafter())
     assert {o for chunk in alone.stream("x", max_new_tokens=5, seed=1) for o in chunk.origins} == {"plain"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", ["16", "16000"])
+def test_a_closed_terminal_ends_it_and_finished_texts_are_stored(models, tmp_path, tokens):
+    """At the prompt, and within an answer."""
+    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "suffix"]
+    argv += ["--suffix-store", tmp_path / "store", "--temperature", "0", "--max-new-tokens", tokens]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe)
+    process.stdin.write(b"hi\n")
+    process.stdin.flush()
+    if tokens == "16":
+        while b"the answer ended after" not in process.stderr.readline():
+            pass
+    else:
+        process.stdout.read(8)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 129, err
+    assert b"Traceback" not in err
+    assert (len(read(str(tmp_path / "store"), 258)) > 16) == (tokens == "16")

@@ -203,6 +203,30 @@ def test_home_that_cannot_be_written(index: Path, run: Command, monkeypatch: pyt
     refused(run, f"Cannot make {tmp_path / 'file' / 'models' / NAME}")
 
 
+@pytest.mark.parametrize("where", ["home", "home/below"])
+def test_a_dangling_link_is_named(
+    index: Path, run: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+):
+    (tmp_path / "home").symlink_to(tmp_path / "gone")
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / where))
+    refused(run, f"({tmp_path / 'home'}: File exists): name a directory that can be written in FORETOKEN_HOME.")
+
+
+def test_a_download_that_outlived_a_killed_run_is_in_nobodys_way(index: Path, monkeypatch: pytest.MonkeyPatch):
+    """pip goes on for a while, and makes its folders anew as they are removed."""
+    unfinished = models_folder() / f".{NAME}.part" / "unfinished"
+    (unfinished / "pip").mkdir(parents=True)
+    remove = shutil.rmtree
+
+    def remove_beside_pip(path: Path, ignore_errors: bool = False) -> None:
+        remove(path, ignore_errors)
+        if path == unfinished:
+            (unfinished / "pip").mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_beside_pip)
+    assert fetch(NAME).is_dir()
+
+
 def test_a_folder_in_the_way(index: Path, run: Command):
     (models_folder() / NAME).mkdir(parents=True)
     refused(run, "is not a whole model: remove it")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from threading import Thread
 
@@ -170,3 +171,27 @@ def test_a_pipe_is_written_to_and_stays_one(tmp_path):
     assert got == ["text"]
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_that_is_write_protected_stays_as_it_is(tmp_path, monkeypatch):
+    """It could be replaced all the same. Root may write to any file, so that the system's answer is given here."""
+    file = tmp_path / "f"
+    file.write_text("old")
+    file.chmod(0o444)
+    monkeypatch.setattr(files.os, "access", lambda path, mode: (Path(path).stat().st_mode & 0o200) != 0)
+    with pytest.raises(ForetokenError, match=r"Cannot write .*/f: Permission denied\.$"):
+        check_file(file)
+    with pytest.raises(ForetokenError, match=r"Cannot write .*/f: Permission denied\.$"):
+        write(file, lambda path: path.write_text("new"))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f", "old")]
+    file.chmod(0o644)
+    write(file, lambda path: path.write_text("new"))
+    assert file.read_text() == "new"
+
+
+def test_what_a_killed_process_left_is_removed_in_the_end(tmp_path):
+    for name, age in ((".f.0123abcd.tmp", files.LEFT_S + 60), (".f.89abcdef.tmp", 60), (".g.0123abcd.tmp", 10_000)):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    write(tmp_path / "f", lambda path: path.write_text("whole"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.89abcdef.tmp", ".g.0123abcd.tmp", "f"]

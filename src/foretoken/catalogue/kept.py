@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from filelock import FileLock
-
 from foretoken.catalogue.known import models_folder
+from foretoken.catalogue.lock import locked
 
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
@@ -56,13 +55,14 @@ def kept(
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f".{name}.lock")):
+        with locked(folder.with_name(f".{name}.lock"), f"reads {source.name} for the first time"):
             if not _is_whole(folder, origin):  # another process may have made it meanwhile
                 _make(make, folder, origin)
     except OSError as error:
         warnings.warn(
             f"What was made of {source} cannot be kept in {folder.parent} ({error.strerror or error}), so that every "
-            "start makes it anew: free some space, or name a directory on another disk in FORETOKEN_HOME.",
+            "start makes it anew: free some space there, or name a directory with room that can be written in "
+            "FORETOKEN_HOME.",
             UnkeptWarning,
             stacklevel=2,
         )

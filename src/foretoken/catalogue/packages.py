@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from foretoken.catalogue.known import Package
 from foretoken.core.errors import ForetokenError
@@ -17,14 +18,14 @@ LOOK_S = 0.2  # seconds between two looks at how far a download is
 UNREACHED = ("Retrying (", "ConnectionError", "ConnectTimeout", "ReadTimeout", "ProxyError", "SSLError", "HTTP error")
 
 
-def download(package: Package, path: Path, scratch: Path, progress: Callable[[int], None]) -> None:
+def download(package: Package, path: Path, folder: Path, progress: Callable[[int], None]) -> None:
     """Download the wheel of a package, unless it is there already.
 
     pip does it, with its configured index, proxy and certificates; it refuses a wheel with another hash.
 
     package: what to download.
     path: the file that the wheel becomes.
-    scratch: a folder that is made for pip's unfinished files and removed again.
+    folder: where a folder is made for pip's unfinished files, and removed again.
     progress: called with the bytes of this wheel so far.
 
     Raises ForetokenError, one sentence, where the wheel cannot be downloaded.
@@ -32,7 +33,7 @@ def download(package: Package, path: Path, scratch: Path, progress: Callable[[in
     if path.exists() and sha256(path) == package.sha256:
         progress(package.bytes)
         return
-    scratch.mkdir(parents=True)
+    scratch = Path(mkdtemp(prefix="pip-", dir=folder))
     try:
         requirements, log, done = scratch / "requirements.txt", scratch / "log.txt", scratch / "done"
         requirements.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")

@@ -138,15 +138,17 @@ def bench(
     done: list[Measurement] = []
     runs = compare(methods, ids, compared.temperatures, work.max_new_tokens, work.rounds, work.seed, options.progress)
     interrupted = until_interrupted(runs, done)
-    write_lines(out, (each.record() for each in done), header)
     options.progress("")
-    print(f"{len(done)} runs written to {out}", file=sys.stderr)
     rows = summarise(done)
-    if plot is not None:
-        draw(bars(rows), f"{header['target']}, {pair.label}", plot)
     counts = {"max_new_tokens": work.max_new_tokens, "num_prompts": len(ids), "rounds": work.rounds, "seed": work.seed}
     counts |= {"top_p": compared.top_p}
-    show(report(header | counts, rows, interrupted), json_, markdown)
+    try:
+        write_lines(out, (each.record() for each in done), header)
+        print(f"{len(done)} runs written to {out}", file=sys.stderr)
+        if plot is not None:
+            draw(bars(rows), f"{header['target']}, {pair.label}", plot)
+    finally:  # what was measured is shown where it cannot be written
+        show(report(header | counts, rows, interrupted), json_, markdown)
 
 
 app.command("decoding")(bench)

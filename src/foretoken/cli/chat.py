@@ -13,6 +13,7 @@ from foretoken.cli.prompts import system_message
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
+from foretoken.core.interrupts import is_to_end
 from foretoken.core.messages import Message, check_messages, check_text
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Conversation:
         try:
             line = _read()
         except KeyboardInterrupt:
+            if is_to_end():
+                raise
             _say("/exit or Ctrl-D leaves.")
             return True
         if line is None or line.rstrip() in ("/exit", "/quit"):
@@ -114,6 +117,8 @@ class Conversation:
                 print(tints.push(last) if tints else last.text, end="", flush=True)
             print(flush=True)
         except KeyboardInterrupt:
+            if is_to_end():
+                raise
             print(flush=True)
             _say("the answer was ended; the conversation goes on" + (" without this message." if not text else "."))
         if last is None:

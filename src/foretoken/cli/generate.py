@@ -17,6 +17,7 @@ from foretoken.cli.prompts import Prompt, given
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
+from foretoken.core.interrupts import exit_code
 from foretoken.core.limits import check_counts
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _one(
         print(flush=True)
         print(_summary(text, record, compiled), file=sys.stderr)
     if interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())
 
 
 def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_json: bool, trace: "Trace | None") -> None:

@@ -14,11 +14,13 @@ import typer
 
 from foretoken.cli import audit, bench, chat, demo, fetch, generate, serve, train, tune, vocab
 from foretoken.core.errors import ForetokenError
+from foretoken.core.interrupts import end_as_by_ctrl_c, exit_code
 from foretoken.version import __version__
 
 # The exception for what typer finds wrong with a command line, which has no public name in typer. One without a message
 # is raised where help was printed.
 UsageError: Any = typer.BadParameter.__base__
+CTRL_C = 130  # what a command returns where typer has caught KeyboardInterrupt
 
 app = typer.Typer(
     help="Generate faster from a causal language model, with exactly the same output distribution.",
@@ -67,11 +69,12 @@ def run(command: Callable[[], object]) -> None:
     warnings.showwarning = lambda message, *_, **__: print(f"foretoken: warning: {message}", file=sys.stderr)
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
+    end_as_by_ctrl_c()
     try:
         with _streams():
             code = command()
         if isinstance(code, int):
-            sys.exit(code)
+            sys.exit(exit_code() if code == CTRL_C else code)
     except UsageError as error:
         if said := error.format_message():
             where = f" See {error.ctx.command_path} --help." if error.ctx else ""
@@ -84,7 +87,7 @@ def run(command: Callable[[], object]) -> None:
         print("foretoken: Aborted: the input ended.", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(exit_code())
 
 
 class Notices(logging.Handler):

@@ -10,6 +10,7 @@ from foretoken.cli import options
 from foretoken.cli.command import option
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
+from foretoken.core.interrupts import exit_code
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.recipe import AUTO, NGRAM, SUFFIX, in_a_row
 
@@ -105,7 +106,7 @@ def names(target: str | None, drafter: str | None) -> dict[str, str]:
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
-    """Print what a command has measured; where Ctrl-C ended it, exit with code 130.
+    """Print what a command has measured; where it was interrupted, exit with the code for that.
 
     report: the measurements.
     as_json, as_markdown: the form; plain text where both are False.
@@ -118,4 +119,4 @@ def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
     else:
         report.print()
     if report.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())

@@ -48,7 +48,7 @@ def serve(
         return
     if max_replicas is not None:
         raise ForetokenError("--max-replicas needs --ray: how many engines there are at the least.")
-    with bound(server.host, server.port) as listening, _ended_by_ctrl_c():
+    with bound(server.host, server.port) as listening, _ended_at_once():
         owner = Owner()
         loading = owner.submit(lambda: options.load(None, server.max_batch))
         while not loading.done():  # a signal that comes just before a wait is handled when the wait ends
@@ -60,14 +60,16 @@ def serve(
 
 
 @contextmanager
-def _ended_by_ctrl_c() -> Iterator[None]:
-    """Have Ctrl-C end the process at once, until the server handles signals itself.
+def _ended_at_once() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM end the process at once, until the server handles signals itself.
 
     KeyboardInterrupt would not do: it was swallowed now and then, and Python crashes in its own shutdown while the
     model's thread is executing C++.
     """
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    ends = signal.SIGINT, signal.SIGTERM
+    before = [signal.signal(number, lambda number, frame: os._exit(128 + number)) for number in ends]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)

@@ -1,14 +1,19 @@
 """Reading and writing of files with errors that a user understands; a written file appears whole or not at all."""
 
+import errno
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from secrets import token_hex
 from tempfile import TemporaryFile
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import shown
+
+LEFT_S = 3600.0  # age in seconds of a temporary file that no process can still be writing
 
 
 def write(path: Path, how: Callable[[Path], object]) -> None:
@@ -28,6 +33,8 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
             file = path.resolve()
             temporary = file.with_name(f".{file.name[:50]}.{token_hex(4)}.tmp")  # of this call: others may write it too
             there = file.stat() if file.exists() else None
+            _check_writable(file)
+            _remove_left(file)
             if there is not None:
                 temporary.touch(mode=0o600)  # until it has the permissions of the one that is there
             how(temporary)
@@ -87,9 +94,11 @@ def check_file(path: Path) -> None:
         raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
     if is_folder:
         raise ForetokenError(f"Cannot write {path}: it is a folder.")
+    try:
+        _check_writable(path)
+    except OSError as error:
+        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
     if _is_device(path):
-        if not os.access(path, os.W_OK):
-            raise ForetokenError(f"Cannot write {path}: Permission denied.")
         return
     if path.is_file() and _is_open(path):
         raise ForetokenError(f"Cannot write {path}: it stands for a file that is open already; name that file.")
@@ -110,6 +119,20 @@ def check_folder(path: Path) -> None:
 def _is_device(path: Path) -> bool:
     """Whether something stands at a path that is neither a file nor a folder; a move to it would take its place."""
     return path.exists() and not (path.is_file() or path.is_dir())
+
+
+def _check_writable(path: Path) -> None:
+    """Raise PermissionError for a file or device that is write-protected, although it could be replaced."""
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def _remove_left(file: Path) -> None:
+    """Remove what `write` left beside a file where its process was killed: its temporary files of an hour ago."""
+    for left in file.parent.glob(f".{escape(file.name[:50])}.????????.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
 
 
 def _is_open(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A context in which Ctrl-C sets a flag, so that work can end at a good moment."""
+"""How a program ends before its work is done: by Ctrl-C, or by a signal that is taken for one."""
 
 import signal
 import threading
@@ -34,3 +34,36 @@ class Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
+
+
+_received: list[int] = []  # signals that were taken for Ctrl-C
+
+
+def end_as_by_ctrl_c() -> None:
+    """From now on let the first SIGTERM or SIGHUP, which a closed terminal sends, do what Ctrl-C does.
+
+    So what was measured or written so far is kept. A second one ends the process at once. A signal that the process
+    ignores, as it does SIGHUP under nohup, or handles otherwise, stays as it is.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _as_ctrl_c)
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.raise_signal(signal.SIGINT)
+
+
+def is_to_end() -> bool:
+    """Whether a signal came that `end_as_by_ctrl_c` took for Ctrl-C: what Ctrl-C only stops ends the program then."""
+    return bool(_received)
+
+
+def exit_code() -> int:
+    """Return the exit code of a program that was interrupted: 128 and the number of the signal, for Ctrl-C 130."""
+    return 128 + (_received[0] if _received else signal.SIGINT)

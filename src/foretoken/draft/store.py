@@ -34,13 +34,17 @@ class Store:
         """The number of tokens and borders that are remembered."""
         return min(len(self._index), len(self._index.ring.tokens))
 
-    def add(self, ids: Seq[int]) -> None:
+    def add(self, ids: Seq[int]) -> list[int]:
         """Append the text with these token ids, without its beginning if the store has it already.
 
         Each request of a conversation repeats all that was said before.
+
+        Returns what was appended.
         """
         with self._lock:
-            self._index.extend([*ids[self._known(ids) :], BORDER])
+            new = [*ids[self._known(ids) :], BORDER]
+            self._index.extend(new)
+        return new
 
     def _known(self, ids: Seq[int]) -> int:
         """Return how many tokens of a text's beginning need not be appended.

@@ -24,7 +24,7 @@ class StoreFileWarning(RuntimeWarning):
 
 
 class KeptStore(Store):
-    """A store that begins with the texts of a file, and is written there now and then and when the process ends."""
+    """A store that begins with the texts of a file; new ones are written there now and then, and at the end."""
 
     def __init__(self, path: str, vocab_size: int, capacity: int = CAPACITY) -> None:
         """Read the file, if there is one.
@@ -38,25 +38,38 @@ class KeptStore(Store):
         super().__init__(capacity)
         self._path, self._vocab_size = Path(path), vocab_size
         check_file(self._path)
-        if self._path.exists():
-            self._index.extend(read(path, vocab_size))
+        self._index.extend(self._in_file())
         self._written, self._saving = time.monotonic(), Lock()
+        self._unsaved: list[int] = []
         atexit.register(self.save)
 
-    def add(self, ids: Seq[int]) -> None:
-        super().add(ids)
+    def add(self, ids: Seq[int]) -> list[int]:
+        new = super().add(ids)
+        with self._saving:
+            self._unsaved += new
         if time.monotonic() - self._written >= EVERY:
             self.save()
+        return new
 
     def save(self) -> None:
-        """Write the whole file. Where that fails a warning says so, and no error, by which a text would be lost."""
+        """Append the texts since the last write to those in the file, to which other processes may have written.
+
+        Where that fails a warning says so, and no error, by which a text would be lost.
+        """
         about = {"format": FORMAT, "vocab_size": str(self._vocab_size)}
         with self._saving:
             self._written = time.monotonic()
             try:
-                write(self._path, lambda file: file.write_bytes(save({"tokens": self.tokens()}, about)))
+                tokens = np.append(self._in_file(), np.array(self._unsaved, np.int32))[-self._capacity :]
+                write(self._path, lambda file: file.write_bytes(save({"tokens": tokens}, about)))
             except ForetokenError as error:
                 warnings.warn(str(error), StoreFileWarning, stacklevel=2)
+            else:
+                self._unsaved = []
+
+    def _in_file(self) -> np.ndarray:
+        """Return the token ids and borders in the file [n] int32, none where there is no file."""
+        return read(str(self._path), self._vocab_size) if self._path.exists() else np.empty(0, np.int32)
 
 
 def read(path: str, vocab_size: int) -> np.ndarray:
