@@ -8,6 +8,8 @@ import socket
 from copy import copy
 from dataclasses import replace
 
+import httpx
+import openai
 import pytest
 
 import foretoken
@@ -173,6 +175,17 @@ def test_a_request_that_takes_too_long_is_ended(small):
     assert json.loads(texts[0])["choices"][0]["text"]
     assert json.loads(last)["error"]["type"] == "timeout_error"
     serving.wait_until(lambda: small.worker.running == 0)
+
+
+def test_a_request_that_takes_too_long_is_not_sent_again(small):
+    """OpenAI's client repeats one after a 408 else, and each would be computed up to the time limit."""
+    sent = []
+    hooked = httpx.Client(event_hooks={"request": [sent.append]})
+    with openai.OpenAI(base_url=f"{small.url}/v1", api_key="first", http_client=hooked) as client:
+        assert client.max_retries > 0
+        with pytest.raises(openai.APIStatusError, match="took more than") as caught:
+            client.completions.create(model=serving.NAME, prompt="abc", max_tokens=16_000, extra_body=LONG)
+    assert (caught.value.status_code, len(sent)) == (408, 1)
 
 
 def test_a_client_that_does_not_read_does_not_outlive_the_time_limit(engine):

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.models.text import TextStream
 from foretoken.serve.calls import Call, CallReader
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, too_long
 from foretoken.serve.forms import Form
 from foretoken.serve.guards import LINGER_S
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
@@ -123,7 +123,7 @@ class Answer(Response):
             async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
-            raise ApiError(408, f"The request took more than {seconds:g} seconds, and was ended.") from None
+            raise too_long(f"The request took more than {seconds:g} seconds, and was ended.") from None
 
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """Yield (index of a choice, what a step added to it) for each step, after the metrics have counted it."""
