@@ -172,10 +172,12 @@ class Answer(Response):
         frame = self._frame(self.form.chunk_name)
         if self.asked.usage:
             frame["usage"] = None
+        so_far = self.asked.usage_so_far
         opened: set[int] = set()
 
         def chunk(index: int, written: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-            return {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
+            made = {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
+            return {**made, "usage": self.tally.usage} if so_far else made
 
         async with aclosing(self._steps()) as steps:
             async for index, progress in steps:

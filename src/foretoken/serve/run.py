@@ -98,9 +98,7 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     """
     app = prepared(engine, settings, owner)
     listen(listening)
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE
-    )
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE)
     worker: Worker = app.state.service.worker
     server = Server(config, worker, settings.drain)
     log.info("serves %s, drafter %s", engine.target.name, engine.drafter.name)
