@@ -254,6 +254,31 @@ def test_log_probabilities_are_the_targets_own(engine, client):
     assert all(len(entry.top_logprobs) == 2 for entry in chat)
 
 
+def test_the_tokens_with_log_probabilities_are_those_of_the_text(engine, client):
+    """Whole and in chunks: not the token that ends it, and not those that a stop string cuts off."""
+    asked = {"model": serving.NAME, "messages": USER, "logprobs": True, **SETTINGS}
+    text, end = wanted(engine, USER).text, engine.tokenizer.convert_tokens_to_ids("<|end|>")
+    for more, want, tokens in (
+        ({"stop": [text[5:7], "never"]}, text[: text.index(text[5:7])], None),
+        ({"logit_bias": {str(end): 1000}}, "", 1),
+    ):
+        whole = client.chat.completions.create(**{**asked, **more})
+        (choice,) = whole.choices
+        listed = choice.logprobs.content
+        assert (choice.message.content, choice.finish_reason) == (want, "stop")
+        assert b"".join(bytes(entry.bytes) for entry in listed).decode("utf-8", "replace") == want
+        assert whole.usage.completion_tokens > len(listed)
+        assert tokens in (None, whole.usage.completion_tokens)
+        parts = [c.choices[0] for c in client.chat.completions.create(**{**asked, **more}, stream=True)]
+        assert [x.token for c in parts if c.logprobs for x in c.logprobs.content] == [x.token for x in listed]
+        assert all(c.logprobs.content for c in parts if c.logprobs)
+        assert all(c.delta.content or c.logprobs is None for c in parts)
+        got = client.completions.create(
+            model=serving.NAME, prompt=engine.encode(USER), logprobs=0, **{**SETTINGS, **more, "max_tokens": 24}
+        )
+        assert len(got.choices[0].logprobs.tokens) in (len(listed), 24)
+
+
 @pytest.mark.long
 def test_the_load_benchmark_measures_servers_in_turn(engine, server, monkeypatch, capsys, tmp_path):
     workload = tmp_path / "prompts.jsonl"
