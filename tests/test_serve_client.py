@@ -274,9 +274,9 @@ def test_the_tokens_with_log_probabilities_are_those_of_the_text(engine, client)
         assert all(c.logprobs.content for c in parts if c.logprobs)
         assert all(c.delta.content or c.logprobs is None for c in parts)
         got = client.completions.create(
-            model=serving.NAME, prompt=engine.encode(USER), logprobs=0, **{**SETTINGS, **more, "max_tokens": 24}
+            model=serving.NAME, prompt=engine.encode(USER), logprobs=0, **{**SETTINGS, **more}
         )
-        assert len(got.choices[0].logprobs.tokens) in (len(listed), 24)
+        assert len(got.choices[0].logprobs.tokens) == len(listed)  # where <|end|> ends no text: none of 24
 
 
 @pytest.mark.long
