@@ -18,6 +18,7 @@ from serving import USER
 from serving import client as client  # fixtures
 from serving import server as server
 
+PART = {"type": "text", "text": "hi"}
 SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
 
 
@@ -100,6 +101,52 @@ def test_a_stream_of_a_chat(engine, client):
     assert usage.choices == []
     assert usage.usage.completion_tokens == len(want.token_ids)
     assert usage.metrics["speculative_decoding"]["num_spec_steps"] > 0
+
+
+def test_every_chunk_has_the_usage_so_far_where_it_is_wanted(client):
+    """As vLLM's; GuideLLM always asks for it."""
+    asked = {"model": serving.NAME, "stream": True, "n": 2, "extra_body": {"ignore_eos": True}, **SETTINGS}
+    for last in (True, False):
+        options = {"continuous_usage_stats": True, "include_usage": last, "include_obfuscation": False}
+        for ask in ({"messages": USER}, {"prompt": "abc"}):
+            endpoint = client.chat.completions if "messages" in ask else client.completions
+            chunks = list(endpoint.create(stream_options=options, **ask, **asked))
+            counts = [chunk.usage.completion_tokens for chunk in chunks]
+            assert counts == sorted(counts)
+            assert 0 < counts[0] < counts[len(counts) // 2] < counts[-1] == 48
+            assert len({chunk.usage.prompt_tokens for chunk in chunks}) == 1
+            assert all(c.usage.total_tokens == c.usage.prompt_tokens + c.usage.completion_tokens for c in chunks)
+            assert (chunks[-1].choices == []) is last
+
+
+def test_fields_that_change_nothing_are_taken(engine, client, server):
+    """Clients send them by themselves."""
+    want = wanted(engine, USER).text
+    for more in (
+        {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "modalities": ["text"]},
+        {"safety_identifier": "x", "prompt_cache_key": "x", "user": "x", "service_tier": "default"},
+        {"logprobs": False, "top_logprobs": 0, "stop": "", "extra_body": {"top_k": -1}},
+        {"messages": [{"role": "user", "content": [{**PART, "cache_control": {"type": "ephemeral"}}]}]},
+    ):
+        got = client.chat.completions.create(**{"model": serving.NAME, "messages": USER, **SETTINGS, **more})
+        assert got.choices[0].message.content == want
+        assert got.choices[0].logprobs is None
+    want = [wanted(engine, "abc", seed).text for seed in (5, 6)]
+    got = client.completions.create(model=serving.NAME, prompt="abc", best_of=2, n=2, stop="", **SETTINGS)
+    assert [choice.text for choice in got.choices] == want
+    answer = {"role": "assistant", "content": "x"}
+    conversation = [*USER, {**answer, "annotations": [], "reasoning_content": "Hm."}, *USER]
+    told = server.post("/tokenize", {"messages": conversation}).json()["tokens"]
+    assert told == engine.encode([*USER, answer, *USER])
+
+
+def test_seeds_are_taken_modulo_2_to_the_32(engine, client):
+    asked = {"model": serving.NAME, "prompt": "abc", **SETTINGS}
+    for seed in (5 + 2**32, 5 - 2**32, 5 + 2**63):
+        got = client.completions.create(**{**asked, "seed": seed})
+        assert (got.choices[0].text, got.seed) == (wanted(engine, "abc").text, 5)
+    got = client.completions.create(**{**asked, "seed": -1}, n=2)
+    assert [choice.text for choice in got.choices] == [wanted(engine, "abc", seed).text for seed in (2**32 - 1, 0)]
 
 
 def test_a_stream_of_completions_with_several_choices(engine, client):
@@ -205,6 +252,31 @@ def test_log_probabilities_are_the_targets_own(engine, client):
     spelled = vocabulary(engine.tokenizer).tokens
     assert [bytes(entry.bytes) for entry in chat] == [spelled[i] or engine.tokenizer.decode([i]).encode() for i in ids]
     assert all(len(entry.top_logprobs) == 2 for entry in chat)
+
+
+def test_the_tokens_with_log_probabilities_are_those_of_the_text(engine, client):
+    """Whole and in chunks: not the token that ends it, and not those that a stop string cuts off."""
+    asked = {"model": serving.NAME, "messages": USER, "logprobs": True, **SETTINGS}
+    text, end = wanted(engine, USER).text, engine.tokenizer.convert_tokens_to_ids("<|end|>")
+    for more, want, tokens in (
+        ({"stop": [text[5:7], "never"]}, text[: text.index(text[5:7])], None),
+        ({"logit_bias": {str(end): 1000}}, "", 1),
+    ):
+        whole = client.chat.completions.create(**{**asked, **more})
+        (choice,) = whole.choices
+        listed = choice.logprobs.content
+        assert (choice.message.content, choice.finish_reason) == (want, "stop")
+        assert b"".join(bytes(entry.bytes) for entry in listed).decode("utf-8", "replace") == want
+        assert whole.usage.completion_tokens > len(listed)
+        assert tokens in (None, whole.usage.completion_tokens)
+        parts = [c.choices[0] for c in client.chat.completions.create(**{**asked, **more}, stream=True)]
+        assert [x.token for c in parts if c.logprobs for x in c.logprobs.content] == [x.token for x in listed]
+        assert all(c.logprobs.content for c in parts if c.logprobs)
+        assert all(c.delta.content or c.logprobs is None for c in parts)
+        got = client.completions.create(
+            model=serving.NAME, prompt=engine.encode(USER), logprobs=0, **{**SETTINGS, **more}
+        )
+        assert len(got.choices[0].logprobs.tokens) == len(listed)  # where <|end|> ends no text: none of 24
 
 
 @pytest.mark.long

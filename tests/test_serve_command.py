@@ -21,7 +21,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.serve.batch import Batch
 from foretoken.serve.listen import bound
 from foretoken.serve.owner import Owner
-from foretoken.serve.run import serve
+from foretoken.serve.run import Server, serve
 from foretoken.serve.settings import Settings
 from limited import LONG, error
 from limited import engine as engine  # fixtures
@@ -67,6 +67,15 @@ def test_a_dead_model_thread_is_told_and_ends_the_process(engine, monkeypatch, t
         assert response.status_code == (503 if tells else 500)
         thread.join(serving.PATIENCE)
     assert left == [1]
+
+
+def test_idle_connections_are_kept_longer_than_clients_keep_them(engine, monkeypatch):
+    """Else a request may be sent on a connection that the server is just closing, and gets no answer."""
+    kept = []
+    monkeypatch.setattr(Server, "run", lambda server, sockets: kept.append(server.config.timeout_keep_alive))
+    with bound("127.0.0.1", 0) as listening:
+        serve(engine, Settings(), listening, Owner())
+    assert kept == [75]
 
 
 @pytest.fixture

@@ -8,15 +8,19 @@ import socket
 from copy import copy
 from dataclasses import replace
 
+import httpx
+import openai
 import pytest
 
 import foretoken
 import serving
+import tiny
 from foretoken.core.sampling import Sampling
 from foretoken.models.text import TextStream
 from foretoken.serve.answer import Choice
 from foretoken.serve.app import create_app
-from foretoken.serve.jobs import Job, TokenLogprob
+from foretoken.serve.jobs import Job, Progress, TokenLogprob
+from foretoken.serve.logprobs import Spelling
 from foretoken.serve.logs import Json, Text
 from foretoken.serve.settings import Settings
 from limited import LONG, error
@@ -59,6 +63,39 @@ def test_offsets_of_tokens_within_a_character(engine):
 
 
 @pytest.mark.parametrize(
+    ("written", "stops", "text", "listed"),
+    [
+        (("a", "b", "<|end|>"), (), "ab", [["a"], ["b"], []]),  # the end of the text leaves none
+        (("a", "<|end|>", "b"), (), "ab", [["a"], [], ["b"]]),  # nor does one that the request ignores
+        (("a", "hello", "b"), ("lob",), "ahel", [["a"], ["hello"], []]),  # of which a part is cut off
+        (("a", "hello", "b"), ("hello",), "a", [["a"], []]),
+        (("a", "b", "hello"), ("bhe",), "a", [["a"], [], []]),  # b was held back
+        (("a", "b", "c"), ("bx",), "abc", [["a"], [], ["b", "c"]]),
+        (("a", "b"), ("bx",), "ab", [["a"], ["b"]]),
+        (("\u00c3", "\u00a9", "b"), (), "\u00e9b", [[], ["\u00c3", "\u00a9"], ["b"]]),  # the halves of a character
+        (("a", "\u00c3"), (), "a\ufffd", [["a"], ["\u00c3"]]),  # half of one at the end
+    ],
+)
+def test_tokens_are_listed_with_the_text_that_they_leave(written, stops, text, listed):
+    """written: the tokens as the vocabulary has them. listed: those that each step lists."""
+    tokenizer = tiny.tokenizer(("hello",))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    ids = tokenizer.convert_tokens_to_ids(list(written))
+    stream, silent = TextStream(tokenizer, stops), Spelling(tokenizer).silent
+    choice = Choice(Job((), Sampling(), 0, 4, frozenset()), TextStream(tokenizer), None)
+    got = []
+    for i, token in enumerate(ids):
+        last = i == len(ids) - 1
+        new = stream.push([token]) + (stream.finish() if last else "")
+        reason = "stop" if last or stream.stopped else None
+        choice.read(Progress(new, (token,), ("plain",), 0, (TokenLogprob(token, 0.0, ()),), finish_reason=reason))
+        got.append([tokenizer.convert_ids_to_tokens(x.token) for _, x in choice.listed(silent)])
+        if reason is not None:
+            break
+    assert (choice.text, got) == (text, listed)
+
+
+@pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"drain": float("inf")}, "drain is inf: it must be 0 to 86400 seconds"),
@@ -94,7 +131,7 @@ def test_requests_have_ids(server):
 def test_logs_tell_of_requests_and_not_of_texts(server, caplog):
     caplog.set_level(logging.INFO, "foretoken.serve")
     answered = server.post(COMPLETION, {"prompt": "SECRET", "max_tokens": 3}, headers={"X-Request-Id": "mine"})
-    server.post(COMPLETION, {"prompt": "SECRET", "best_of": 1})
+    server.post(COMPLETION, {"prompt": "SECRET", "best_of": 2})
     server.client.get("/a%0Ab")
     serving.wait_until(lambda: len(caplog.records) >= 3)
     lines = [json.loads(Json().format(record)) for record in caplog.records]
@@ -173,6 +210,17 @@ def test_a_request_that_takes_too_long_is_ended(small):
     assert json.loads(texts[0])["choices"][0]["text"]
     assert json.loads(last)["error"]["type"] == "timeout_error"
     serving.wait_until(lambda: small.worker.running == 0)
+
+
+def test_a_request_that_takes_too_long_is_not_sent_again(small):
+    """OpenAI's client repeats one after a 408 else, and each would be computed up to the time limit."""
+    sent = []
+    hooked = httpx.Client(event_hooks={"request": [sent.append]})
+    with openai.OpenAI(base_url=f"{small.url}/v1", api_key="first", http_client=hooked) as client:
+        assert client.max_retries > 0
+        with pytest.raises(openai.APIStatusError, match="took more than") as caught:
+            client.completions.create(model=serving.NAME, prompt="abc", max_tokens=16_000, extra_body=LONG)
+    assert (caught.value.status_code, len(sent)) == (408, 1)
 
 
 def test_a_client_that_does_not_read_does_not_outlive_the_time_limit(engine):

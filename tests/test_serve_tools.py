@@ -63,6 +63,14 @@ def test_an_answer_that_the_client_has_parsed_is_taken_back(client, server, engi
     assert written(got) == 'u:hi<|end|>\na:{"city": "Rom"}<|end|>\na:'
 
 
+def test_reasoning_is_sent_back_to_templates_that_read_it(tmp_path):
+    template = "{% for m in messages %}{{ m.role[0] + ':' + m.reasoning_content|default('') + m.content }}{% endfor %}"
+    with serving.served(serving.toy_engine(tmp_path, tokenizer=serving.toy_tokenizer(template))) as running:
+        answer = {"role": "assistant", "content": "x", "reasoning_content": "Hm."}
+        told = running.post("/tokenize", {"messages": [*USER, answer]}).json()["tokens"]
+        assert running.post("/detokenize", {"tokens": told}).json() == {"prompt": "u:hia:Hm.x"}
+
+
 def test_roles_and_names(server, engine):
     def written(*messages):
         return engine.tokenizer.decode(server.post("/tokenize", {"messages": messages}).json()["tokens"])

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from foretoken.models.text import TextStream
 from foretoken.serve.calls import Call, CallReader
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, too_long
 from foretoken.serve.forms import Form
 from foretoken.serve.guards import LINGER_S
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
@@ -33,9 +33,10 @@ class Choice:
     pieces: gives the text of single tokens, where the steps are shown.
     reader: finds tool calls in the text; None where none are read.
     text: the text, without calls.
-    calls, logprobs: the calls found, and the log probabilities of the tokens (these only where the answer is not
-        streamed).
+    calls: the calls found.
+    logprobs: (number of characters of the text before it, log probabilities) of the tokens that are still to be listed.
     num_chars: number of characters of the tokens whose `offsets` are known.
+    num_certain: number of characters of the text that are certain, with those of calls.
     finish_reason: OpenAI's word for why it ended; None before the end.
     last: moment of the last step, in seconds of time.perf_counter; None before the first step.
     """
@@ -45,8 +46,9 @@ class Choice:
     reader: CallReader | None
     text: str = ""
     calls: list[Call] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[tuple[int, TokenLogprob]] = field(default_factory=list)
     num_chars: int = 0
+    num_certain: int = 0
     finish_reason: str | None = None
     last: float | None = None
 
@@ -71,7 +73,20 @@ class Choice:
         self.text += text
         self.calls += calls
         self.finish_reason = "tool_calls" if reason == "stop" and self.calls else reason
+        self.num_certain += len(progress.text)
+        self.logprobs += zip(self.offsets(progress.logprobs), progress.logprobs, strict=True)
         return text, calls
+
+    def listed(self, silent: Collection[int]) -> list[tuple[int, TokenLogprob]]:
+        """Return those of `logprobs` whose token has begun to show in the text, and forget them.
+
+        A token that is left at the end does not show there, since it ended the text or a stop string cut it off.
+
+        silent: tokens that never show; they are left out.
+        """
+        count = sum(before < self.num_certain for before, _ in self.logprobs)
+        given, self.logprobs = self.logprobs[:count], self.logprobs[count:]
+        return [(before, x) for before, x in given if x.token not in silent]
 
 
 class Answer(Response):
@@ -123,7 +138,7 @@ class Answer(Response):
             async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
-            raise ApiError(408, f"The request took more than {seconds:g} seconds, and was ended.") from None
+            raise too_long(f"The request took more than {seconds:g} seconds, and was ended.") from None
 
     async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         """Yield (index of a choice, what a step added to it) for each step, after the metrics have counted it."""
@@ -146,11 +161,10 @@ class Answer(Response):
         async with aclosing(self._steps()) as steps:
             async for index, progress in steps:
                 self.choices[index].read(progress)
-                self.choices[index].logprobs += progress.logprobs
         choices = []
         for index, choice in enumerate(self.choices):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
-            written = self.form.whole(text, choice.calls, self._logprobs(choice, choice.logprobs))
+            written = self.form.whole(text, choice.calls, self._logprobs(choice))
             choices.append({"index": index, **written, "finish_reason": choice.finish_reason})
         body = {**self._frame(self.form.name), "choices": choices, **self._end()}
         self.begun = True
@@ -172,10 +186,12 @@ class Answer(Response):
         frame = self._frame(self.form.chunk_name)
         if self.asked.usage:
             frame["usage"] = None
+        so_far = self.asked.usage_so_far
         opened: set[int] = set()
 
         def chunk(index: int, written: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-            return {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
+            made = {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
+            return {**made, "usage": self.tally.usage} if so_far else made
 
         async with aclosing(self._steps()) as steps:
             async for index, progress in steps:
@@ -186,8 +202,8 @@ class Answer(Response):
                     if opening is not None:
                         yield chunk(index, opening)
                 choice = self.choices[index]
-                logprobs = self._logprobs(choice, progress.logprobs)
                 text, calls = choice.read(progress)
+                logprobs = self._logprobs(choice)
                 if text or calls or logprobs is not None or self.asked.steps:
                     news = chunk(index, self.form.part(text, calls, logprobs))
                     if self.asked.steps:
@@ -198,11 +214,16 @@ class Answer(Response):
         if self.asked.usage:
             yield {**frame, "choices": [], **self._end()}
 
-    def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        """Return the log probabilities of a choice's next tokens as JSON; None where its job does not ask for them."""
-        if choice.job.top_logprobs is None:
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        """Return the log probabilities of a choice's next tokens as JSON.
+
+        None where its job does not ask for them, and in a stream where none of the tokens shows yet.
+        """
+        spelling = self.service.spelling
+        given = choice.listed(spelling.silent)
+        if choice.job.top_logprobs is None or (self.asked.stream and not given):
             return None
-        return self.form.logprobs(given, self.service.spelling, choice.offsets)
+        return self.form.logprobs([x for _, x in given], spelling, [before for before, _ in given])
 
     def _step(self, choice: Choice, progress: Progress) -> dict[str, Any]:
         """Return the `step` of a chunk, a field of ours: its tokens with their origin, and the labelled token tree."""

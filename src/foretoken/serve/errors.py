@@ -68,6 +68,16 @@ def unavailable(status: int, message: str) -> ApiError:
     return ApiError(status, message, code=code, headers={"Retry-After": str(RETRY_AFTER)})
 
 
+def too_long(message: str) -> ApiError:
+    """Return the error 408 for a request that reached the time limit.
+
+    It tells OpenAI's clients not to send the request again, as they do after a 408 by default: it would take as long.
+
+    message: a sentence that says what took too long.
+    """
+    return ApiError(408, message, headers={"X-Should-Retry": "false"})
+
+
 @contextmanager
 def refusing(param: str) -> Iterator[None]:
     """Turn a ForetokenError that the block raises into an ApiError 400. param: the field that it names."""

@@ -6,14 +6,12 @@ name, chunk_name: OpenAI's `object`, of a whole answer and of a chunk.
 prefix: what the answer's id begins with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from foretoken.serve.calls import Call
 from foretoken.serve.jobs import TokenLogprob
 from foretoken.serve.logprobs import LEAST, Spelling
-
-Offsets = Callable[[Sequence[TokenLogprob]], list[int]]
 
 
 class ChatForm:
@@ -54,12 +52,12 @@ class ChatForm:
             delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in calls]
         return {"delta": delta, "logprobs": logprobs}
 
-    def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Offsets) -> dict[str, Any]:
+    def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Sequence[int]) -> dict[str, Any]:
         """Return log probabilities as JSON.
 
         given: the log probabilities of each token.
         spelling: how single tokens are written.
-        offsets: returns the number of characters of the choice's text before each token; for each it is called once.
+        offsets: the number of characters of the choice's text before each token.
         """
 
         def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -84,14 +82,14 @@ class CompletionForm:
     def part(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"text": text, "logprobs": logprobs}
 
-    def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Offsets) -> dict[str, Any]:
+    def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Sequence[int]) -> dict[str, Any]:
         """Return lists with one entry per token; the token itself is always among the top ones."""
         tops = [(*x.top, (x.token, x.logprob)) if x.top else () for x in given]
         return {
             "tokens": [spelling.name_of(x.token) for x in given],
             "token_logprobs": [max(x.logprob, LEAST) for x in given],
             "top_logprobs": [{spelling.name_of(token): max(logprob, LEAST) for token, logprob in top} for top in tops],
-            "text_offset": offsets(given),
+            "text_offset": list(offsets),
         }
 
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foretoken.serve.errors import ApiError
+from foretoken.serve.errors import ApiError, too_long
 
 log = logging.getLogger(__name__)
 OPEN = ("/", "/health", "/ready", "/metrics", "/version")  # answer without a key; none of them shows a text
@@ -181,7 +181,7 @@ class Sized:
             await error.response(scope, receive, send)
             return
         except TimeoutError:
-            await ApiError(408, "The request's body did not come in time.").response(scope, receive, send)
+            await too_long("The request's body did not come in time.").response(scope, receive, send)
             return
         if body is None:
             return

@@ -13,11 +13,13 @@ class Spelling:
 
     tokenizer: the tokenizer of the model.
     label: returns the text of a token id.
+    silent: ids of special tokens, which leave no text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.label = labels_of(tokenizer)
+        self.silent = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         try:
             self._bytes = vocabulary(tokenizer).tokens
         except ForetokenError:  # a kind of tokenizer that hides the bytes of its tokens: OpenAI's field may be null

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ContextError, ForetokenError
-from foretoken.core.limits import check_seed
 from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
 from foretoken.models.grammar import Grammar
@@ -29,6 +28,7 @@ from foretoken.serve.schema import (
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
+SEEDS = 2**32  # number of seeds
 SAMPLING = tuple(name for name in CHECKED if name != "logit_bias")  # its token ids are texts in JSON
 
 
@@ -41,6 +41,7 @@ class Asked:
     seed: that of choice 0.
     stream: whether the text is sent as it grows.
     usage: whether a stream ends with a chunk of usage and metrics.
+    usage_so_far: whether each chunk of a stream has the usage up to it.
     steps: whether each chunk of a stream shows the step it comes from.
     echoed: the prompt's text before each choice; None where it was not asked for.
     calls: how tool calls are written in the texts; None where none are read.
@@ -51,6 +52,7 @@ class Asked:
     seed: int
     stream: bool
     usage: bool
+    usage_so_far: bool
     steps: bool
     echoed: tuple[str, ...] | None = None
     calls: CallForm | None = None
@@ -83,7 +85,7 @@ class Intake:
         self._check_model(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens mean the same: give one of them.", "max_tokens")
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: set it to true.", "top_logprobs")
         calls = wanted_form(body, self.use)
         ids = self._conversation(body.messages, body.tools)
@@ -96,6 +98,10 @@ class Intake:
         self._check_model(body)
         if body.echo and body.logprobs is not None:
             raise ApiError(400, "echo with logprobs is not supported: leave out either.", "echo")
+        n = body.n or 1
+        if body.best_of not in (None, n):
+            said = f"best_of is {body.best_of}, and n is {n}: texts are not ranked here, so leave out best_of."
+            raise ApiError(400, said, "best_of")
         given: Any = body.prompt
         single = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
         prompts = [given] if single else given
@@ -107,7 +113,7 @@ class Intake:
         echoed = None
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
-            echoed = tuple(text for text in texts for _ in range(body.n or 1))
+            echoed = tuple(text for text in texts for _ in range(n))
         new = body.max_tokens or COMPLETION_TOKENS
         return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
 
@@ -157,10 +163,9 @@ class Intake:
             raise ApiError(400, "stream_options is for stream: set it to true.", "stream_options")
         self._check_number(body, len(prompts))
         n = body.n or 1
-        seed = secrets.randbelow(2**31) if body.seed is None else body.seed
-        stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+        seed = secrets.randbelow(2**31) if body.seed is None else body.seed % SEEDS
+        stops = (body.stop,) if body.stop and isinstance(body.stop, str) else tuple(body.stop or ())
         try:
-            check_seed(seed, n * len(prompts))
             sampling = self._sampling(body)
         except ForetokenError as error:
             first = str(error).split(" ", 1)[0]  # where it is the name of a field, that is the field that is wrong
@@ -176,7 +181,7 @@ class Intake:
             Job(
                 tuple(ids),
                 self._held(sampling, grammar, ends, len(ids), param),
-                seed + i * n + k,
+                (seed + i * n + k) % SEEDS,
                 max_new_tokens,
                 ends,
                 stops,
@@ -187,12 +192,15 @@ class Intake:
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        return Asked(tuple(jobs), n, seed, bool(body.stream), bool(options.include_usage), steps, echoed, calls)
+        stream, usage, so_far = map(bool, (body.stream, options.include_usage, options.continuous_usage_stats))
+        return Asked(tuple(jobs), n, seed, stream, usage, so_far, steps, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
         """Return the sampling settings of `body`; those left out have OpenAI's defaults, which `Sampling` has too."""
         given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         bias: dict[int, float] = {}
+        if body.top_k == -1:  # vLLM's word for all
+            given["top_k"] = 0
         size = self.engine.target.vocab_size
         for token, added in (body.logit_bias or {}).items():
             if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):

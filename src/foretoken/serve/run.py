@@ -19,6 +19,9 @@ from foretoken.serve.worker import Worker
 
 log = logging.getLogger(__name__)
 TELLING = 5  # seconds to answer requests that were cut off with an error, before uvicorn closes their connections
+# Seconds after which an idle connection is closed: longer than clients keep one (httpx 5, node 4, aiohttp 15), since a
+# client that sends a request while its connection is being closed gets no answer.
+KEEP_ALIVE = 75
 
 
 class Server(uvicorn.Server):
@@ -95,7 +98,7 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     """
     app = prepared(engine, settings, owner)
     listen(listening)
-    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
+    config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=KEEP_ALIVE)
     worker: Worker = app.state.service.worker
     server = Server(config, worker, settings.drain)
     log.info("serves %s, drafter %s", engine.target.name, engine.drafter.name)

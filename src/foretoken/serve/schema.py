@@ -24,6 +24,12 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = Field(default=None, description="A last chunk with `usage`, `metrics` and `seed`.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="vLLM's: each chunk has the `usage` so far, of all choices together."
+    )
+    include_obfuscation: Literal[False] | None = Field(
+        default=None, description="OpenAI's: only `false`, which changes nothing."
+    )
     include_steps: bool | None = Field(
         default=None,
         description="Ours: each chunk tells the step's tokens with their origin, and the token tree, as `step`.",
@@ -54,7 +60,8 @@ class StructuredOutputs(Strict):
     grammar: str | None = Field(default=None, description="A Lark grammar.")
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=MOST_STOP)]
+Stop = Annotated[str, Field(max_length=MOST_STOP)]
+Stops = Annotated[list[Annotated[Stop, Field(min_length=1)]], Field(max_length=MOST_STOPS)]
 Depth = Annotated[int, Field(ge=1, le=64)]
 
 
@@ -72,16 +79,19 @@ class Sampled(Named):
         description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
         "the context leaves.",
     )
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = Field(
+    stop: Stop | Stops | None = Field(
         default=None, description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."
     )
     seed: int | None = Field(
         default=None,
-        description="The seed of choice 0; choice i has seed + i. By default a new one, which the answer names.",
+        ge=-(2**63),
+        lt=2**64,
+        description="The seed of choice 0; choice i has seed + i, modulo 2^32. By default a new one, which the answer "
+        "names.",
     )
     temperature: float | None = Field(default=None, description="0 is greedy; default 1.")
     top_p: float | None = Field(default=None, description="Keep the likeliest tokens with this mass; default 1.")
-    top_k: int | None = Field(default=None, description="Keep the k likeliest tokens; default 0, all.")
+    top_k: int | None = Field(default=None, description="Keep the k likeliest tokens; default 0, all; so is -1.")
     min_p: float | None = Field(
         default=None, description="Drop tokens below this share of the best one's probability; default 0."
     )
@@ -135,6 +145,7 @@ Tools = Annotated[
 class TextPart(Strict):
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = Field(default=None, description="Anthropic's; it changes nothing.")
 
 
 class Sent(Strict):
@@ -169,6 +180,8 @@ class ChatMessage(Sent):
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, description="The calls of an earlier answer.")
     tool_call_id: str | None = Field(default=None, description="The call whose result this is.")
+    reasoning_content: str | None = Field(default=None, description="Passed to the chat template.")
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(default=None, exclude=True)
     parsed: Any = Field(default=None, exclude=True)
 
 
@@ -191,6 +204,16 @@ class ChatRequest(Sampled):
     parallel_tool_calls: bool | None = Field(
         default=None, description="Whether the answer may call several functions; default true."
     )
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
+        default=None, description='Only `["text"]`, which changes nothing.'
+    )
+    service_tier: Literal["auto", "default"] | None = Field(
+        default=None, description="Only `auto` and `default`, which change nothing."
+    )
+    store: Literal[False] | None = Field(default=None, description="Only `false`: no answer is stored.")
+    metadata: dict[str, str] | None = Field(default=None, description="Texts of yours; they change nothing.")
+    safety_identifier: str | None = Field(default=None, description="An identifier of yours; it changes nothing.")
+    prompt_cache_key: str | None = Field(default=None, description="An identifier of yours; it changes nothing.")
 
 
 class CompletionRequest(Sampled):
@@ -202,6 +225,7 @@ class CompletionRequest(Sampled):
         description="Report log probabilities, and those of so many of the likeliest tokens.",
     )
     echo: bool | None = Field(default=None, description="Put the prompt before the text; not with `logprobs`.")
+    best_of: int | None = Field(default=None, description="Only the value of `n`, which changes nothing.")
 
 
 class TokenizeRequest(Named):

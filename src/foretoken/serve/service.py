@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from foretoken.core.messages import check_text
 from foretoken.engine import Engine
-from foretoken.serve.errors import ApiError, unavailable
+from foretoken.serve.errors import too_long, unavailable
 from foretoken.serve.logprobs import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.owner import Owner
@@ -66,6 +66,6 @@ class Service:
             reading = asyncio.get_running_loop().run_in_executor(self.reader, read, body)
             return await asyncio.wait_for(reading, self.timeout)
         except TimeoutError:
-            raise ApiError(408, f"To read the request took more than {self.timeout:g} seconds.") from None
+            raise too_long(f"To read the request took more than {self.timeout:g} seconds.") from None
         finally:
             self.being_read -= 1
