@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -391,7 +392,8 @@ def test_a_closed_terminal_ends_it_and_finished_texts_are_stored(models, tmp_pat
     argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "suffix"]
     argv += ["--suffix-store", tmp_path / "store", "--temperature", "0", "--max-new-tokens", tokens]
     pipe = subprocess.PIPE
-    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe)
+    usual = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=usual)
     process.stdin.write(b"hi\n")
     process.stdin.flush()
     if tokens == "16":

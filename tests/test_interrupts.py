@@ -43,8 +43,9 @@ def test_signals_that_end_a_program(
     before: str, meanwhile: str, sent: list[signal.Signals | None], code: int, said: str
 ) -> None:
     """None: the program's next line is waited for."""
-    reset = "signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = [sys.executable, "-c", PROGRAM.format(f"{reset}\n{before}", meanwhile)]
+    reset = "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    reset += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under nohup
+    command = [sys.executable, "-c", PROGRAM.format(reset + before, meanwhile)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

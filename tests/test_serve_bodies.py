@@ -67,7 +67,7 @@ def nested(depth):
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         ({"stop": "a" * 1001}, "stop", "must be: String should have at most 1000 characters."),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
-        ({"logprobs": 1, "echo": True}, "echo", "leave out either"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens", "but for echo with logprobs"),
         ({"speculation": "on"}, "speculation", "'off' or a valid integer"),
         ({"speculation": ["off"]}, "speculation", "'off' or a valid integer"),
         ({"speculation": 0}, "speculation", "greater than or equal to 1"),

@@ -55,7 +55,7 @@ class Choice:
     @cached_property
     def spelled(self) -> TextStream:
         """Gives the text of single tokens without regard to stop strings, for `offsets`."""
-        return TextStream(self.pieces.tokenizer, (), self.job.ids)
+        return TextStream(self.pieces.tokenizer, (), () if self.job.scores_prompt else self.job.ids)
 
     def offsets(self, given: Sequence[TokenLogprob]) -> list[int]:
         """Return the number of characters of the text before each of the next tokens, `given`."""
@@ -74,16 +74,21 @@ class Choice:
         self.calls += calls
         self.finish_reason = "tool_calls" if reason == "stop" and self.calls else reason
         self.num_certain += len(progress.text)
-        self.logprobs += zip(self.offsets(progress.logprobs), progress.logprobs, strict=True)
+        new = [*progress.prompt_logprobs, *progress.logprobs]
+        self.logprobs += zip(self.offsets(new), new, strict=True)
         return text, calls
 
     def listed(self, silent: Collection[int]) -> list[tuple[int, TokenLogprob]]:
         """Return those of `logprobs` whose token has begun to show in the text, and forget them.
 
-        A token that is left at the end does not show there, since it ended the text or a stop string cut it off.
+        A token that is left at the end does not show there, since it ended the text or a stop string cut it off. Beside
+        those of the prompt all are listed, one for each token.
 
         silent: tokens that never show; they are left out.
         """
+        if self.job.scores_prompt:
+            given, self.logprobs = self.logprobs, []
+            return given
         count = sum(before < self.num_certain for before, _ in self.logprobs)
         given, self.logprobs = self.logprobs[:count], self.logprobs[count:]
         return [(before, x) for before, x in given if x.token not in silent]

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from foretoken.core.errors import ForetokenError, GrammarError, is_shortage
@@ -19,6 +19,7 @@ from foretoken.serve.errors import ApiError, unavailable
 from foretoken.serve.jobs import Deliver, Job, Progress, StepTree, TokenLogprob
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
+from foretoken.serve.scoring import prompt_logprobs
 from foretoken.serve.watch import step_logprobs
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class Text:
     num_cached: number of tokens of its prompt that the prefix cache held.
     waited_s: seconds from its submission to the start of its work.
     logprobs, tree: log probabilities and token tree of its last step, where the job asks for them.
+    scoring: yields those of its prompt, until all are there; None where the job does not ask for them.
+    prompt_logprobs: what it has yielded, until it is delivered with the first step.
     """
 
     ticket: Ticket
@@ -62,6 +65,8 @@ class Text:
     waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
     tree: StepTree | None = None
+    scoring: Iterator[tuple[TokenLogprob, ...]] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def undoing(text: Text) -> Callable[[], None]:
@@ -170,7 +175,9 @@ class Batch:
         assert tokenizer is not None
         stream = TextStream(tokenizer, job.stops, job.ids)
         text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
-        if len(job.ids) <= BLOCK and len(self._texts) < self._room:
+        if job.scores_prompt:
+            text.scoring = prompt_logprobs(lambda: self._open(1), self.cache, job.ids, job.top_logprobs or 0)
+        if len(job.ids) <= BLOCK and len(self._texts) < self._room and text.scoring is None:
             self._enter(text, [])
         else:
             self._reading.append(text)
@@ -220,7 +227,8 @@ class Batch:
             else:
                 if chain is not None:
                     self._reading.popleft()
-                    self._enter(text, chain)
+                    if text.sequence.max_new_tokens:
+                        self._enter(text, chain)
         if self._texts:
             began = time.perf_counter()
             self._step()
@@ -228,6 +236,8 @@ class Batch:
 
     def _read(self, text: Text) -> list[Block] | None:
         """Read the next piece of a text's prompt. Returns its blocks once all of them are read, None before."""
+        if text.scoring is not None:
+            return self._score(text, text.scoring)
         if not self.prefill.busy:
             chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
             num_cached = BLOCK * len(chain)
@@ -237,6 +247,24 @@ class Batch:
                 return chain
             self.prefill.begin(text.sequence, chain)
         return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
+
+    def _score(self, text: Text, scoring: Iterator[tuple[TokenLogprob, ...]]) -> list[Block] | None:
+        """Score the next piece of a text's prompt.
+
+        Returns no blocks once all of it is scored and no tokens are to follow, else None: it is still to be read.
+        """
+        piece = next(scoring, None)
+        if piece is not None:
+            text.prompt_logprobs += piece
+            return None
+        text.scoring = None
+        if text.sequence.max_new_tokens:
+            return None
+        scored = text.prompt_logprobs
+        tell(
+            text.ticket, Progress("", (), (), 0, prompt_logprobs=scored, waited_s=text.waited_s, finish_reason="length")
+        )
+        return []
 
     def _step(self) -> None:
         """Take one step for every text with a row, and deliver what it brought."""
@@ -351,7 +379,9 @@ class Batch:
             origins = step.origins[: len(tokens)]
             shown, tree = text.logprobs[: len(tokens)], text.tree
             cached, waited, drafted = text.num_cached, text.waited_s, step.num_drafted
-            tell(text.ticket, Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason))
+            scored, text.prompt_logprobs = text.prompt_logprobs, ()
+            news = Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason, scored)
+            tell(text.ticket, news)
 
     def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
         """Keep what the jobs ask for besides their tokens; this is the decoder's observer."""

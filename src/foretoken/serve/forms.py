@@ -60,7 +60,8 @@ class ChatForm:
         offsets: the number of characters of the choice's text before each token.
         """
 
-        def entry(token: int, logprob: float) -> dict[str, Any]:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            assert logprob is not None  # it is of the answer
             return {"token": spelling.label(token), "logprob": max(logprob, LEAST), "bytes": spelling.bytes_of(token)}
 
         content = [{**entry(x.token, x.logprob), "top_logprobs": [entry(*top) for top in x.top]} for x in given]
@@ -84,11 +85,17 @@ class CompletionForm:
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Sequence[int]) -> dict[str, Any]:
         """Return lists with one entry per token; the token itself is always among the top ones."""
-        tops = [(*x.top, (x.token, x.logprob)) if x.top else () for x in given]
+
+        def top(x: TokenLogprob) -> dict[str, float] | None:
+            if x.logprob is None:
+                return None
+            pairs = (*x.top, (x.token, x.logprob)) if x.top else ()
+            return {spelling.name_of(token): max(logprob, LEAST) for token, logprob in pairs}
+
         return {
             "tokens": [spelling.name_of(x.token) for x in given],
-            "token_logprobs": [max(x.logprob, LEAST) for x in given],
-            "top_logprobs": [{spelling.name_of(token): max(logprob, LEAST) for token, logprob in top} for top in tops],
+            "token_logprobs": [None if x.logprob is None else max(x.logprob, LEAST) for x in given],
+            "top_logprobs": [top(x) for x in given],
             "text_offset": list(offsets),
         }
 

@@ -22,6 +22,7 @@ class Job:
     top_logprobs: how many of the most probable tokens are reported at every position; None reports no probabilities.
     depth: the largest depth of its token trees; None leaves it to the engine, 0 is plain decoding.
     shows_trees: whether each step's token tree is reported, for the page that draws it.
+    scores_prompt: whether the log probabilities of the prompt are reported too; max_new_tokens may be 0 then.
     """
 
     ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class Job:
     top_logprobs: int | None = None
     depth: int | None = None
     shows_trees: bool = False
+    scores_prompt: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class TokenLogprob:
     truncation.
 
     token: the emitted id.
-    logprob: its log probability, natural.
+    logprob: its log probability, natural; None for the first token of a prompt, before which nothing stands.
     top: (id, log probability) of the most probable tokens, best first.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: tuple[tuple[int, float], ...]
 
 
@@ -77,6 +79,7 @@ class Progress:
     num_cached: number of prompt tokens that the prefix cache held.
     waited_s: seconds that the job waited for others to end; the same at every step.
     finish_reason: why the text ended; None before the last step.
+    prompt_logprobs: those at the prompt's ids, at the first step of a job that asked for them; else empty.
     """
 
     text: str
@@ -88,6 +91,7 @@ class Progress:
     num_cached: int = 0
     waited_s: float = 0.0
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 # Called on the model's thread, once per step and at last with a finish reason or the error that is the answer; it must

@@ -96,8 +96,10 @@ class Intake:
     def completion(self, body: CompletionRequest) -> Asked:
         """Return the checked request for a continuation of each prompt. body: the request as the client sent it."""
         self._check_model(body)
-        if body.echo and body.logprobs is not None:
-            raise ApiError(400, "echo with logprobs is not supported: leave out either.", "echo")
+        scores = bool(body.echo) and body.logprobs is not None
+        if body.max_tokens == 0 and not scores:
+            said = "max_tokens should be greater than or equal to 1, but for echo with logprobs: ask for a token."
+            raise ApiError(400, said, "max_tokens")
         n = body.n or 1
         if body.best_of not in (None, n):
             said = f"best_of is {body.best_of}, and n is {n}: texts are not ranked here, so leave out best_of."
@@ -114,8 +116,9 @@ class Intake:
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
             echoed = tuple(text for text in texts for _ in range(n))
-        new = body.max_tokens or COMPLETION_TOKENS
-        return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
+        new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        asked = self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
+        return replace(asked, jobs=tuple(replace(job, scores_prompt=scores) for job in asked.jobs))
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """Return the token ids of the text or the conversation in `body`."""

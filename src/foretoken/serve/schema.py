@@ -76,8 +76,7 @@ class Sampled(Named):
     max_tokens: int | None = Field(
         default=None,
         ge=1,
-        description=f"Most tokens of a text; by default {COMPLETION_TOKENS} of a completion, and for a chat what "
-        "the context leaves.",
+        description="Most tokens of a text; by default what the context leaves.",
     )
     stop: Stop | Stops | None = Field(
         default=None, description=f"Up to {MOST_STOPS} strings; the text ends before the first that comes."
@@ -218,13 +217,20 @@ class ChatRequest(Sampled):
 
 class CompletionRequest(Sampled):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(description="A text, token ids, or a list of either.")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description=f"Most tokens of a text; default {COMPLETION_TOKENS}. 0 is for `echo` with `logprobs`.",
+    )
     logprobs: int | None = Field(
         default=None,
         ge=0,
         le=MOST_TOP,
         description="Report log probabilities, and those of so many of the likeliest tokens.",
     )
-    echo: bool | None = Field(default=None, description="Put the prompt before the text; not with `logprobs`.")
+    echo: bool | None = Field(
+        default=None, description="Put the prompt before the text, with `logprobs` also its own ones."
+    )
     best_of: int | None = Field(default=None, description="Only the value of `n`, which changes nothing.")
 
 
