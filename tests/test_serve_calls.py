@@ -3,6 +3,7 @@
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,139 @@ def test_how_the_text_is_cut_changes_nothing(form):
         if not whole[1]:
             assert whole[0] == text
     assert num_calls > 30
+
+
+WEATHER_CALL = '{"name": "weather", "arguments": {"city": "Rom", "days": 1}}'
+CLOCK_CALL = '{\n  "name" : "clock",\n  "arguments": {}\n}'
+UNMARKED = [
+    (WEATHER_CALL, [MADE]),
+    (f"\n{WEATHER_CALL}\n{CLOCK_CALL} \n", [MADE, MADE_TWO]),
+    (f"```json\n{CLOCK_CALL}\n```", [MADE_TWO]),
+    (f"```\n{WEATHER_CALL}```\n", [MADE]),
+    (f"```json\n{WEATHER_CALL}\n{CLOCK_CALL}\n```", [MADE, MADE_TWO]),
+    (f"```json\n{WEATHER_CALL}\n```\n\n```json\n{CLOCK_CALL}\n```", [MADE, MADE_TWO]),
+    (
+        '{"name":"clock","arguments":{"a\\"":["}",-1.5e+3,true,null,{"b":"\\ud83d\\u00e9```"}]}}',
+        [("clock", '{"a\\"":["}",-1.5e+3,true,null,{"b":"\\ud83d\\u00e9```"}]}')],
+    ),
+]  # fmt: skip
+NO_CALLS = [
+    "",
+    " ",
+    "A text.",
+    f"So: {WEATHER_CALL}",
+    f"{WEATHER_CALL} is a call.",
+    f"{WEATHER_CALL}\u00a0",
+    f"```json\n{WEATHER_CALL}\n```\nThis calls it.",
+    f"```json\n{WEATHER_CALL}\n",
+    f"```python\n{WEATHER_CALL}\n```",
+    "```json\n```",
+    f"[{WEATHER_CALL}]",
+    f"`{WEATHER_CALL}`",
+    WEATHER_CALL[:-1],
+    WEATHER_CALL + "}",
+    WEATHER_CALL.replace("weather", "weathers"),
+    WEATHER_CALL.replace("weather", "Weather"),
+    WEATHER_CALL.replace("arguments", "parameters"),
+    '{"name": "weather", "arguments": "{}"}',
+    '{"name": "weather", "arguments": [1]}',
+    '{"name": "weather", "arguments": {"a": NaN}}',
+    '{"name": "weather", "arguments": {"a" 1}}',
+    '{"name": "weather", "arguments": {}, "id": 1}',
+    '{"arguments": {}, "name": "weather"}',
+    '{"name": "weather"}',
+    '{"city": "Rom"}',
+    '{"name": "weather", "arguments": {"a": ' * 4000,
+    '{"name": "weather", "arguments": ' + '{"a": ' * 4000,
+]  # fmt: skip
+OPEN = replace(HERMES, names=frozenset({"weather", "clock"}))
+
+
+def outcome_of(form, parts):
+    """The text and the calls of an answer that comes in parts."""
+    reader, text, calls = form.reader(), "", []
+    for i, part in enumerate(parts):
+        said, made = reader.read(part, last=i == len(parts) - 1)
+        text, calls = text + said, calls + made
+    assert [call.index for call in calls] == list(range(len(calls)))
+    return text, [(call.name, call.arguments) for call in calls]
+
+
+def cut_everywhere(text):
+    """A text whole, in two parts cut at every place, and in single characters."""
+    yield [text]
+    yield from ([text[:i], text[i:]] for i in range(0, len(text) + 1, 1 + len(text) // 300))
+    yield [*text[:500], text[500:], ""]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_whole_answer_of_calls_without_marks_is_read(alone):
+    form = replace(OPEN, alone=alone)
+    for text, calls in UNMARKED:
+        for parts in cut_everywhere(text):
+            assert outcome_of(form, parts) == ("", calls), parts
+        reader = form.reader()
+        assert all(reader.read(part, False) == ("", []) for part in text), text
+    for text in NO_CALLS:
+        for parts in cut_everywhere(text):
+            assert outcome_of(form, parts) == (text, []), parts
+    for text, _ in UNMARKED:
+        assert outcome_of(HERMES, [text]) == (text, [])
+
+
+def test_calls_with_marks_are_read_beside_those_without():
+    for before in ("", "So: ", '{"a": 1} ', "```json\n{}\n``` ", f"{WEATHER_CALL} "):
+        for parts in cut_everywhere(f"{before}{ONE}\n{TWO}"):
+            assert outcome_of(OPEN, parts) == (before.rstrip(), [MADE, MADE_TWO]), parts
+
+
+def test_where_text_and_calls_are_apart_no_call_is_read_out_of_the_text():
+    text = f'{{"a": "{TWO}"}}'
+    for parts in cut_everywhere(text):
+        assert outcome_of(replace(OPEN, alone=True), parts) == (text, [])
+    for parts in cut_everywhere(f"{ONE}\n{TWO}"):
+        assert outcome_of(replace(OPEN, alone=True), parts) == ("", [MADE, MADE_TWO])
+
+
+def test_an_answer_with_a_form_of_text_is_calls_or_text(client, says):
+    for text, outcome in ((f"{ONE}\n{TWO}", (None, [MADE, MADE_TWO])), (f"[{ONE}]", (f"[{ONE}]", []))):
+        says(text)
+        for message, reason in both(client, tools=TOOLS, response_format={"type": "json_object"}):
+            assert read(message) == outcome
+            assert reason == ("tool_calls" if outcome[1] else "stop")
+
+
+def test_text_that_cannot_be_calls_without_marks_comes_at_once():
+    cases = ("S", " {'", '{ "nb', '{"na-', '{"name"}', '{"name": "wo', '{"name": "clock"}', "`a", "``` ja")
+    cases += ('{"name": "clock", "p', '{"name": "clock", "arguments": [', '{"name": "clock", "arguments": {,')
+    cases += (f"{CLOCK_CALL} a", f"```\n{CLOCK_CALL} a", f"```\n{CLOCK_CALL}\n```\na", f"```{CLOCK_CALL}\n``a")
+    for text in cases:
+        reader = OPEN.reader()
+        assert [reader.read(part, False) for part in (text[:-1], text[-1], "b")] == [("", []), (text, []), ("b", [])]
+
+
+def test_many_calls_without_marks_take_no_longer_than_their_text_is_long():
+    """Calls that are complete are not read again with each piece."""
+    text, began = f"{WEATHER_CALL}\n" * 1000, time.perf_counter()
+    assert outcome_of(OPEN, [text[i : i + 5] for i in range(0, len(text), 5)]) == ("", [MADE] * 1000)
+    assert time.perf_counter() - began < 10
+
+
+def test_calls_without_marks_are_answered_as_those_with_marks(client, says):
+    for text, calls in UNMARKED:
+        says(text)
+        for message, reason in both(client, tools=TOOLS):
+            assert (read(message), reason) == ((None, calls), "tool_calls")
+            assert all(re.fullmatch("call_[0-9a-f]{24}", call.id) for call in message.tool_calls)
+    says(f"So: {WEATHER_CALL}")
+    for message, reason in both(client, tools=TOOLS):
+        assert (read(message), reason) == ((f"So: {WEATHER_CALL}", []), "stop")
+    says(WEATHER_CALL)
+    for asked, kept in (({"max_tokens": 20}, WEATHER_CALL[:20]), ({"tool_choice": "none"}, WEATHER_CALL)):
+        for message, _ in both(client, tools=TOOLS, **asked):
+            assert read(message) == (kept, [])
+    got = [client.chat.completions.create(tools=TOOLS, **SETTINGS) for say in (ONE, WEATHER_CALL) if not says(say)]
+    assert [each.usage.completion_tokens for each in got] == [len(WEATHER_CALL) + 5, len(WEATHER_CALL) + 1]
 
 
 def test_many_opening_marks_take_no_longer_than_their_text_is_long():

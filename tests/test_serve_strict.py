@@ -11,7 +11,7 @@ from calling import engine as engine
 from foretoken.serve.calls import HERMES
 from foretoken.serve.schema import ChatRequest
 from foretoken.serve.structure import grammar_of
-from foretoken.serve.tools import tool_use
+from foretoken.serve.tools import tool_use, wanted_form
 from serving import USER
 from serving import client as client  # fixtures
 from serving import server as server
@@ -63,7 +63,7 @@ def test_a_named_function_is_called_once(form, server, bare):
 def accepted(tokenizer, text, **asked):
     """(whether a text may begin an answer, whether it may be all of it) by the grammar of a request."""
     body = ChatRequest.model_validate({"messages": USER, **asked})
-    grammar, _ = grammar_of(body, tool_use(tokenizer).form, tokenizer)
+    grammar, _ = grammar_of(body, wanted_form(body, tool_use(tokenizer)), tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     held = grammar.constraint(tokenizer, frozenset([end]), 0)
     ids = tokenizer(text)["input_ids"] if text else []
@@ -112,6 +112,96 @@ def test_what_calls_without_marks_are_held_to(added):
         assert accepted(tokenizer, text, **STRICT) == (False, False)
     assert accepted(tokenizer, call, tools=TOOLS, tool_choice="required") == (True, True)
     assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)
+
+
+BARE_ONE, BARE_TWO = (text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") for text in (ONE, TWO))
+SPACED = BARE_ONE.replace('{"name": "weather", ', '{\n  "name" : "weather",\n  ').replace("}}", "}\n}")
+
+
+def fenced(*calls):
+    return "```json\n" + "\n".join(calls) + "\n```"
+
+
+@pytest.mark.parametrize("added", [(), MARKS])
+def test_what_calls_that_lack_their_marks_are_held_to(added):
+    tokenizer = tokenizer_of(MARKED, added)
+    bad, named = BARE_ONE.replace("Rom", "rom"), {"tools": [tool("get-x", strict=True)]}
+    one = [BARE_ONE, f"\n{SPACED}\n", BARE_TWO, fenced(SPACED), f"```{BARE_ONE}```"]
+    several = [f"{BARE_ONE}\n{SPACED}", fenced(BARE_ONE, BARE_TWO), f"{fenced(BARE_ONE)}\n\n{fenced(SPACED)}\n"]
+    text = ['{"name": "other", "arguments": {"a"', f"So: {bad}", fenced('{"name": "weather"}'), "```", f"{{}} {ONE}"]
+    for answer in one + several + text:
+        assert accepted(tokenizer, answer, **STRICT) == (True, True), answer
+    for answer in (bad, fenced(bad), BARE_ONE + " so", fenced(BARE_ONE) + " so", f"{BARE_ONE}\n{bad}", f"{bad} {ONE}"):
+        assert accepted(tokenizer, answer, **STRICT) == (False, False), answer
+    for answer in (BARE_ONE[:-1], fenced(BARE_ONE)[:-1]):
+        assert accepted(tokenizer, answer, **STRICT) == (True, False), answer
+    for answer in one + text:
+        assert accepted(tokenizer, answer, tools=TOOLS, parallel_tool_calls=False) == (True, True), answer
+    for answer in several:
+        assert accepted(tokenizer, answer, tools=TOOLS, parallel_tool_calls=False) == (False, False), answer
+    assert accepted(tokenizer, BARE_ONE.replace("weather", "get-x"), **named) == (True, True)
+    assert accepted(tokenizer, bad.replace("weather", "get-x"), **named) == (False, False)
+
+
+PERSON = {"type": "object", "properties": {"name": {"enum": ["Ann", "weather"]}, "age": {"enum": [3, 4]}}}
+PERSON |= {"required": ["name", "age"], "additionalProperties": False}
+AS_PERSON = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+ANN, NAMESAKE = '{"name": "Ann", "age": 3}', '{"name": "weather", "age": 3}'
+
+
+@pytest.mark.parametrize("added", [(), MARKS])
+def test_an_answer_with_tools_and_a_form_of_text_is_calls_or_the_text(added):
+    tokenizer = tokenizer_of(MARKED, added)
+    asked = {"tools": [tool(strict=True), TOOLS[1]], "response_format": AS_PERSON}
+    one, several = [ONE, TWO, BARE_ONE, BARE_TWO], [f"{ONE}\n{TWO}", f"{BARE_ONE}\n{BARE_TWO}"]
+    bad = BARE_ONE.replace("Rom", "rom")
+    for answer in (ANN, NAMESAKE, *one, *several):
+        assert accepted(tokenizer, answer, **asked) == (True, True), answer
+    for answer in ("A", f"So: {ONE}", f"{ANN}\n{ONE}", f"{ONE}\n{ANN}", bad, marked("weather", "{"), fenced(ANN), "{}"):
+        assert accepted(tokenizer, answer, **asked) == (False, False), answer
+    assert accepted(tokenizer, "", **asked) == (True, False)
+    for answer in (ANN, *one):
+        assert accepted(tokenizer, answer, parallel_tool_calls=False, **asked) == (True, True), answer
+    for answer in several:
+        assert accepted(tokenizer, answer, parallel_tool_calls=False, **asked) == (False, False), answer
+    asked["response_format"] = {"type": "json_object"}
+    for answer in (ANN, "{}", f"{ONE}\n{TWO}", BARE_ONE):
+        assert accepted(tokenizer, answer, **asked) == (True, True), answer
+    for answer in ("A", "[]", f"So: {ONE}"):
+        assert accepted(tokenizer, answer, **asked) == (False, False), answer
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):  # no text, and so no form of it
+        assert accepted(tokenizer, ONE, tool_choice=choice, **asked) == (True, True)
+        assert accepted(tokenizer, ANN, tool_choice=choice, **asked) == (False, False)
+
+
+def test_an_answer_with_a_form_of_text_and_tools_without_marks():
+    tokenizer = tokenizer_of(BARE)
+    asked = {"tools": [tool(strict=True), TOOLS[1]], "response_format": AS_PERSON}
+    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
+    for answer in (ANN, NAMESAKE, call):
+        assert accepted(tokenizer, answer, **asked) == (True, True), answer
+    for answer in ("A", call.replace("Rom", "rom"), f"{call}\n{call}", ONE):
+        assert accepted(tokenizer, answer, **asked) == (False, False), answer
+
+
+@pytest.mark.parametrize("form", ["marked", "bare"])
+def test_tools_and_a_form_of_text_are_answered_with_either(form, engine, server, bare):
+    found = set()
+    with serving.client_of(server if form == "marked" else bare) as client:
+        for seed in range(6):
+            likely = ("", "{A", "{wr")[seed % 3]  # letters that lead to either
+            bias = {str(engine.tokenizer.convert_tokens_to_ids(letter)): 100 for letter in likely}
+            asked = {"tools": [tool(strict=True)], "response_format": AS_PERSON, "seed": seed, "temperature": 1.5}
+            for message, reason in both(client, logit_bias=bias, **asked):
+                if reason == "length":  # call after call
+                    continue
+                found.add(reason)
+                if reason == "tool_calls":
+                    assert message.content is None
+                    assert all(fits(call) for call in message.tool_calls)
+                else:
+                    assert message.content in (ANN, ANN.replace("3", "4"), NAMESAKE, NAMESAKE.replace("3", "4"))
+    assert found == {"stop", "tool_calls"}
 
 
 def test_a_strict_function_may_be_left_uncalled(client):

@@ -102,7 +102,7 @@ def test_roles_and_names(server, engine):
         ({"tool_choice": "auto"}, "tool_choice", "is for tools"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls", "is for tools"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "a valid boolean"),
-        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "without calls"),
+        ({"tools": TOOLS, "response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "without calls"),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "leave out either"),
         (

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import reduce
-from json import JSONDecoder
+from json import JSONDecodeError, JSONDecoder
 from uuid import uuid4
 
 
@@ -13,18 +13,28 @@ class CallForm:
 
     before, after: the marks around a call; both are empty where a call has no marks and is the whole answer.
     key: the name of the field that holds the arguments.
+    names: the functions whose calls are read without their marks too, where the whole answer is such calls.
+    alone: whether an answer is either calls or text, never both.
     """
 
     before: str
     after: str
     key: str
+    names: frozenset[str] = frozenset()
+    alone: bool = False
 
     def write(self, name: str, arguments: str) -> str:
         """Return a call as text. name: that of the function. arguments: a JSON object as text."""
         return f'{self.before}{BEGIN}{name}", "{self.key}": {arguments}}}{self.after}'
 
+    def head(self, name: str) -> tuple[str, ...]:
+        """Return the JSON tokens of a call up to its arguments. name: that of the function."""
+        return "{", '"name"', ":", f'"{name}"', ",", f'"{self.key}"', ":"
+
     def reader(self) -> "CallReader":
         """Return a new reader, for one answer."""
+        if self.names:
+            return UnmarkedCalls(self)
         return MarkedCalls() if self.before else WholeCall()
 
 
@@ -35,10 +45,13 @@ BEGIN = '{"name": "'  # with which a call is written between its marks; a model 
 SPACE = r"[ \t\n\r]*"  # white space in JSON
 PIECES = [piece for token in re.findall(r'"\w*"?|[{:]', BEGIN) for piece in (SPACE, *map(re.escape, token))]
 BEGINS = "".join(PIECES)  # regular expression of what a call begins with
+SPACES = re.compile(SPACE)
 # A text that begins with BEGINS, or with as much of it as there is text.
 MAY_BEGIN = re.compile(reduce(lambda rest, piece: f"(?:{piece}{rest})?", reversed(PIECES), "(?s:.*)"))
 HEAD = re.compile(BEGINS + r"""([^"\\\x00-\x1f]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)""")
 TAIL = re.compile(r"\s*\}\s*")
+FENCE, LANGUAGE = "```", "json"  # what a model may put calls without marks between, and after the first FENCE
+UNFINISHED = re.compile(r"[\w.+\\-]*")  # the tail of a JSON text in which a number, a word or an escape is not complete
 # A call with its marks: up to the first closing mark that is not inside a JSON string, with no second opening mark in
 # between, so that the time for a text with many opening marks grows with its length alone.
 BLOCK = re.compile(r'<tool_call>((?:[^"<]++|"(?:[^"\\]++|\\.)*+"|<(?!/?tool_call>))*+)</tool_call>', re.DOTALL)
@@ -114,7 +127,110 @@ class WholeCall:
         return (held, []) if call is None else ("", [call])
 
 
-CallReader = MarkedCalls | WholeCall
+class UnmarkedCalls:
+    """Reads an answer that is calls without marks, fenced or not, or what `MarkedCalls` reads, while it grows.
+
+    It is held back as long as all of it may be calls without marks.
+
+    form: how a call is written, and the functions that may be called.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        self._form, self._scan = form, Scan(form)
+        self._marked: MarkedCalls | None = None  # reads the answer once it cannot be calls without marks
+        self._is_text = False
+
+    def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
+        """Return (text, calls) that have become certain, as `MarkedCalls.read` does."""
+        if self._is_text:
+            return text, []
+        if self._marked is not None:
+            return self._marked.read(text, last)
+        whole = self._scan.read(text)
+        if self._scan.cut and not last:
+            return "", []
+        if whole:
+            return "", [_made(i, name, arguments) for i, (name, arguments) in enumerate(self._scan.found)]
+        held = self._scan.text
+        self._is_text = self._form.alone and not held.startswith(MARK[0])
+        self._marked = MarkedCalls()
+        return (held, []) if self._is_text else self._marked.read(held, last)
+
+
+class Scan:
+    """Reads a text as calls without marks, while it grows.
+
+    form: how a call is written, and the functions that may be called.
+    """
+
+    def __init__(self, form: CallForm) -> None:
+        self.form = form
+        self.text = ""
+        self.found: list[tuple[str, str]] = []  # name and arguments of the calls
+        self.at = 0  # how far the text is read
+        self.fenced = False  # whether what comes there is inside a fence
+        self.cut = False  # whether the text ended where more of a call, or another, may follow
+
+    def read(self, text: str) -> bool:
+        """Return whether the text as a whole is calls. text: what it has grown by."""
+        self.text += text
+        self.cut = False
+        while self.step():
+            pass
+        return bool(self.found) and not self.fenced and SPACES.fullmatch(self.text, self.at) is not None
+
+    def step(self) -> bool:
+        """Return whether a call, or the end of a fence, comes next, and go past it if so."""
+        begin = self.at
+        if self.fenced and self.take(FENCE):
+            self.fenced = False
+            return True
+        opened = not self.fenced and self.take(FENCE)
+        if opened:
+            self.take(LANGUAGE)
+        call = self.call()
+        if call is None:
+            self.at = begin
+            return False
+        self.found.append(call)
+        self.fenced |= opened
+        return True
+
+    def call(self) -> tuple[str, str] | None:
+        """Return (name, arguments) of the call that comes next, None where none does."""
+        begin = self.at
+        for name in self.form.names:
+            if all(map(self.take, (*self.form.head(name), "{"))):
+                arguments = self.arguments()
+                if arguments is not None and self.take("}"):
+                    return name, arguments
+            self.at = begin
+        return None
+
+    def arguments(self) -> str | None:
+        """Return the JSON object whose first character was taken last, None where it is none."""
+        begin = self.at - 1
+        try:
+            _, self.at = DECODER.raw_decode(self.text, begin)
+        except JSONDecodeError as error:
+            unended = error.msg.startswith("Unterminated")
+            self.cut |= unended or UNFINISHED.fullmatch(self.text, error.pos) is not None
+            return None
+        except (ValueError, RecursionError):
+            return None
+        return self.text[begin : self.at]
+
+    def take(self, token: str) -> bool:
+        """Return whether a token comes next, after white space, and go past it if so."""
+        at = SPACES.match(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if self.text.startswith(token, at):
+            self.at = at + len(token)
+            return True
+        self.cut |= token.startswith(self.text[at : at + len(token)]) and at + len(token) > len(self.text)
+        return False
+
+
+CallReader = MarkedCalls | WholeCall | UnmarkedCalls
 
 
 def call_of(text: str, index: int) -> Call | None:
@@ -128,7 +244,12 @@ def call_of(text: str, index: int) -> Call | None:
         return None
     if not TAIL.fullmatch(text, end):
         return None
-    return Call(index, head[1], text[head.end() : end], f"call_{uuid4().hex[:24]}")
+    return _made(index, head[1], text[head.end() : end])
+
+
+def _made(index: int, name: str, arguments: str) -> Call:
+    """Return a call with a new id. index, name, arguments: as `Call` has them."""
+    return Call(index, name, arguments, f"call_{uuid4().hex[:24]}")
 
 
 def _without_beginning(text: str) -> int:

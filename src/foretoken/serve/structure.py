@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from foretoken.core.messages import check_text
 from foretoken.models.grammar import Grammar, marks_of
 from foretoken.models.text import Tokenizer
-from foretoken.serve.calls import BEGIN, BEGINS, END, MARK, CallForm
+from foretoken.serve.calls import BEGIN, BEGINS, END, FENCE, LANGUAGE, MARK, SPACE, CallForm
 from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.schema import ChatRequest, ChosenTool, Function, ResponseFormat, Sampled, StructuredOutputs
 
 ANY = r"(.|\n)"  # any character, as a regular expression
+OPENING = f"{SPACE}{FENCE}({SPACE}{LANGUAGE})?"  # the beginning of a fence, likewise
 
 
 def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tuple[Grammar | None, str]:
@@ -30,10 +31,10 @@ def grammar_of(body: Sampled, form: CallForm | None, tokenizer: Tokenizer) -> tu
     with refusing(param):
         made = _formatted(wanted) if outputs is None else _structured(outputs)
     if form is not None and isinstance(body, ChatRequest):
-        if made is not None:
+        if outputs is not None:
             said = f'{param} is for answers without calls: leave it or tools out, or set tool_choice to "none".'
             raise ApiError(400, said, param)
-        made, param = _calls(body, form, tokenizer), "tools"
+        made, param = _calls(body, form, tokenizer, made), "tools"
     if made is not None and body.ignore_eos:
         raise ApiError(400, f"ignore_eos goes on after the end, and {param} has one: leave out either.", "ignore_eos")
     return made, param
@@ -67,11 +68,15 @@ def _structured(outputs: StructuredOutputs) -> Grammar:
     return Grammar.json_object() if outputs.grammar is None else Grammar.lark(outputs.grammar)
 
 
-def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar | None:
+def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer, answer: Grammar | None) -> Grammar | None:
     """Return the grammar of an answer that may have tool calls; None where the model is free.
 
-    There is one where a call is required, where only one call is allowed, and where a function is strict. It holds
-    calls to their form and to the functions' names, and to the schemas of functions that must be called or are strict.
+    There is one where a call is required, where only one call is allowed, where a function is strict, and where the
+    text has a grammar. It holds calls to their form and to the functions' names, and to the schemas of functions that
+    must be called or are strict.
+
+    body, form, tokenizer: as for `grammar_of`.
+    answer: the grammar of an answer without calls, None where it is free; it counts for nothing where a call must come.
     Raises ApiError.
     """
     chosen = body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else None
@@ -79,22 +84,31 @@ def _calls(body: ChatRequest, form: CallForm, tokenizer: Tokenizer) -> Grammar |
     tools = [(i, tool.function) for i, tool in enumerate(body.tools or ()) if chosen in (None, tool.function.name)]
     if not tools:
         raise ApiError(400, f"tool_choice names {chosen!a}, which is none of the tools.", "tool_choice")
-    if not (forced or single or any(function.strict for _, function in tools)):
+    held = None if forced else answer
+    if not (forced or single or held is not None or any(function.strict for _, function in tools)):
         return None
-    arguments = {f"f{i}": _arguments(function, forced, f"tools.{i}.function.parameters") for i, function in tools}
+    parts = {f"f{i}": _arguments(function, forced, f"tools.{i}.function.parameters") for i, function in tools}
+    if held is not None:
+        parts["answer"] = held
     with refusing("tools"):
-        rules = _rules(form, tools, forced, single or chosen is not None, marks_of(tokenizer))
-        return Grammar.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()), arguments)
+        rules = _rules(form, tools, forced, single or chosen is not None, held is not None, marks_of(tokenizer))
+        return Grammar.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()), parts)
 
 
 def _rules(
-    form: CallForm, tools: Sequence[tuple[int, Function]], forced: bool, single: bool, marks: Mapping[str, int]
+    form: CallForm,
+    tools: Sequence[tuple[int, Function]],
+    forced: bool,
+    single: bool,
+    answered: bool,
+    marks: Mapping[str, int],
 ) -> dict[str, str]:
     """Return the grammar's rules in Lark's form, by name; in them @fi stands for the arguments of tool i.
 
     tools: (index, function) of each that may be called.
     forced: whether the answer must be a call, or several.
     single: whether it may have only one call.
+    answered: whether an answer without calls is held to a grammar, @answer.
     marks: what `marks_of` returns. A mark around a call may be written as text or as such a token; all other such
         tokens count as text.
     """
@@ -104,27 +118,74 @@ def _rules(
     for i, function in tools:
         head, tail = form.write(function.name, "\0").removeprefix(mark).removesuffix(end).split("\0")
         calls.append(f"{json.dumps(head)} @f{i} {json.dumps(tail)} end")
-    if not form.before:
-        start = "call" if forced else "call | text"
+    if answered:
+        start = "objects | @answer" + (" | calls" if form.before else "")
     elif forced:
-        start = "call" if single else 'call ("\\n" call)*'
-    else:
+        start = "calls"
+    elif form.before:
         start = "text begin rest | text" if single else "(text begin rest)* text"
+        start += " | plain | fenced" if form.names else ""
+    else:
+        start = "call | text"
+    free = start == "call | text"  # a model that need not call may put white space where it likes
     or_mark, or_end = (f" | {tokens[text]}" if text in tokens else "" for text in (mark, end))
-    free = not form.before and not forced  # a model that need not call may put white space where it likes
     others = " | ".join(token for text, token in tokens.items() if text not in (mark, end))
+    heads = "|".join(_head(form, function) for _, function in tools)
+    begins = f"({OPENING})?({heads})" if form.before else BEGINS
+    but = f" & ~/{begins}{ANY}*/" if form.names or not form.before else ""  # what begins as a call is no text
     return {
         "start": start,
+        "calls": "call" if single or not form.before else 'call ("\\n" call)*',
         "call": "mark rest",
         "mark": f"/{BEGINS}/" if free else json.dumps(mark) + or_mark,
         "begin": "spelled" + or_mark,
-        "spelled[lazy]": f"/{ANY}*{re.escape(mark)}/",
+        "spelled[lazy]": "SPELLED",
+        "SPELLED": f"/{ANY}*{re.escape(mark)}/{but}",
         "rest": " | ".join(calls),
         "end": json.dumps(end) + or_end,
         "text": f"FIRST? (({others}) TEXT?)*" if others else "FIRST?",
-        "FIRST": f"/{ANY}+/" + ("" if form.before else f" & ~/{BEGINS}{ANY}*/"),
+        "FIRST": f"/{ANY}+/{but}",
         "TEXT": f"/{ANY}+/",
+        **(_objects(form, tools, single) if answered else _unmarked(form, tools, single) if form.names else {}),
     }
+
+
+def _objects(form: CallForm, tools: Sequence[tuple[int, Function]], single: bool) -> dict[str, str]:
+    """Return the rules of calls without marks beside @answer: their tokens are those of JSON, as @answer's are.
+
+    form, tools, single: as for `_rules`.
+    """
+    found: list[str] = []
+    for i, function in tools:
+        tokens = [token + " " * (token in ",:") for token in form.head(function.name)]
+        found.append(" ".join(map(json.dumps, tokens)) + f' @f{i} "}}"')
+    more = "" if single or not form.before else ' ("\\n" object)*'
+    return {"objects": f"object{more}", "object": " | ".join(found)}
+
+
+def _unmarked(form: CallForm, tools: Sequence[tuple[int, Function]], single: bool) -> dict[str, str]:
+    """Return the rules of calls without marks beside free text, which may not begin as they do.
+
+    form, tools, single: as for `_rules`.
+    """
+    heads = {f"HEAD{i}": f"/{_head(form, function)}{SPACE}/" for i, function in tools}
+    fenced = {f"FENCED{i}": f"/{OPENING}{_head(form, function)}{SPACE}/" for i, function in tools}
+    return {
+        "plain": ("one" if single else "one+") + " WHITE?",
+        "fenced": "first SHUT" if single else "(first one* SHUT)+",
+        "one": " | ".join(f"HEAD{i} @f{i} CLOSE" for i, _ in tools),
+        "first": " | ".join(f"FENCED{i} @f{i} CLOSE" for i, _ in tools),
+        **heads,
+        **fenced,
+        "CLOSE": f"/{SPACE}\\}}/",
+        "SHUT": f"/{SPACE}{FENCE}{SPACE}/",
+        "WHITE": "/[ \\t\\n\\r]+/",
+    }
+
+
+def _head(form: CallForm, function: Function) -> str:
+    """Return the regular expression of a call of `function` up to its arguments."""
+    return "".join(SPACE + re.escape(token) for token in form.head(function.name))
 
 
 def _arguments(function: Function, forced: bool, param: str) -> Grammar:

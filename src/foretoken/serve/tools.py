@@ -1,7 +1,7 @@
 """The tools that a request offers: what the chat template can do with them, and how the answer's calls are read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.models.text import ANSWER, Tokenizer, rendered
@@ -111,4 +111,7 @@ def wanted_form(body: ChatRequest, use: ToolUse) -> CallForm | None:
             "form that this server does not read."
         )
         raise ApiError(400, said, "tools", "unsupported_parameter")
-    return use.form
+    if use.form is None or not use.form.before or body.tool_choice not in (None, "auto"):
+        return use.form
+    alone = body.response_format is not None and body.response_format.type != "text"
+    return replace(use.form, names=frozenset(tool.function.name for tool in body.tools), alone=alone)
