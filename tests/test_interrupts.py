@@ -32,8 +32,8 @@ AGAIN = "time.sleep(10)"
         ("", "", [signal.SIGTERM], 143, "kept True\n"),
         ("", "", [signal.SIGHUP], 129, "kept True\n"),
         ("", "", [signal.SIGINT], 130, "kept False\n"),
-        # A shell's background jobs ignore Ctrl-C, and nohup has a program ignore that its terminal was closed.
-        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", "", [signal.SIGTERM], 143, "kept True\n"),
+        # A script's background jobs ignore Ctrl-C, and nohup has a program ignore that its terminal was closed.
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", "", [signal.SIGINT, signal.SIGTERM], -signal.SIGTERM, ""),
         ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", "", [signal.SIGHUP, signal.SIGTERM], 143, "kept True\n"),
         ("signal.signal(signal.SIGTERM, lambda *_: exit(7))", "", [signal.SIGTERM], 7, ""),
         ("", AGAIN, [signal.SIGTERM, None, signal.SIGTERM], -signal.SIGTERM, "kept True\n"),

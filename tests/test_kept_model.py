@@ -143,6 +143,66 @@ def test_only_what_the_files_hold_by_name_is_read_from_them(tmp_path: Path, writ
         assert torch.equal(logits(lm), logits(whole))
 
 
+def dangling(folder: Path) -> None:
+    (folder / ".#config.json").symlink_to(folder / "gone")
+    (folder / "notes.json").symlink_to(folder / "gone")
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        dangling,
+        lambda folder: (folder / "._model.safetensors").write_bytes(b"\0\5\x16\7"),
+        lambda folder: (folder / "head.safetensors").write_bytes(b"half"),
+        lambda folder: (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
+        lambda folder: (folder / "logs.json").mkdir(),
+    ],
+)
+def test_files_that_transformers_does_not_read_are_in_nobodys_way(tmp_path: Path, stray: Any) -> None:
+    source = saved(tmp_path / "model")
+    stray(tmp_path / "model")
+    for _ in range(2):
+        assert isinstance(load_model(source, CPU).weights, Skeleton)
+
+
+def test_a_link_is_followed_by_its_own_name(tmp_path: Path) -> None:
+    """Two files may have one name where they are kept, as in stores that name them by their content."""
+    source = saved(tmp_path / "model")
+    for name in ("config.json", "generation_config.json"):
+        place = tmp_path / name.removesuffix(".json")
+        place.mkdir()
+        (tmp_path / "model" / name).rename(place / "data")
+        (tmp_path / "model" / name).symlink_to(place / "data")
+    load_model(source, CPU)
+    config = json.loads((tmp_path / "config" / "data").read_text())
+    (tmp_path / "config" / "data").write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+    assert load_model(source, CPU).weights.config.rms_norm_eps == 0.3
+
+
+def test_a_fingerprint_does_not_depend_on_how_a_configuration_is_written(tmp_path: Path) -> None:
+    source = saved(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    scaled = config.pop("rope_parameters")
+    theta, names = scaled.pop("rope_theta"), {str(i): f"class {i}" for i in range(12)}
+    config = {"rope_theta": theta, "id2label": names, "rope_scaling": dict(reversed(scaled.items())), **config}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    whole = made_by_transformers(source)
+    for _ in range(2):
+        lm = load_model(source, CPU)
+        assert isinstance(lm.weights, Skeleton)
+        assert fingerprint(lm) == fingerprint(whole)
+
+
+def test_a_model_with_another_attention_is_made_by_transformers(tmp_path: Path) -> None:
+    source = saved(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))
+    for _ in range(2):
+        lm = load_model(source, CPU)
+        assert lm.model.config._attn_implementation == "eager"
+        assert lm.execution == "kernel"
+
+
 @pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"compile": "off"}, {"trust_remote_code": True}])
 def test_transformers_makes_what_is_not_kept(tmp_path: Path, home: Path, how: dict[str, Any]) -> None:
     lm = load_model(saved(tmp_path / "model"), CPU, **how)

@@ -203,5 +203,7 @@ def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, ho
     quantised.kept_quantised("some/model", "q4_0", lambda: made)
     assert not (home / "quantised").exists()
     save(snapshot)
+    load_model("some/model", CPU)  # the hub is asked for changes each time
+    assert not (home / "skeletons").exists()
     load_model("some/model", CPU, quantise="q4_0")
     assert [path.name for path in (home / "quantised").iterdir()] == ["q4_0"]

@@ -93,6 +93,43 @@ def test_what_other_processes_wrote_meanwhile_stays(tmp_path):
     assert read(path, 100).tolist() == [x for token in range(12, 20) for x in (token, -1)]
 
 
+def test_processes_that_end_together_all_leave_their_texts(tmp_path, monkeypatch):
+    """Each has a store of its own, as threads have here: the lock is the system's."""
+    path, begin, texts = str(tmp_path / "store"), Barrier(4), [[10 * i + j for j in range(5)] for i in range(4)]
+    whole = store_file.read
+
+    def slow(*given):
+        found = whole(*given)
+        time.sleep(0.05)
+        return found
+
+    KeptStore(path, 100).save()
+    monkeypatch.setattr(store_file, "read", slow)
+    stores = [KeptStore(path, 100) for _ in texts]
+
+    def end(i: int) -> None:
+        stores[i].add(texts[i])
+        begin.wait(10)
+        stores[i].save()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(end, range(4)))
+    tokens = whole(path, 100).tolist()
+    assert sorted(tokens[i : i + 6] for i in range(0, 24, 6)) == [[*text, -1] for text in texts]
+    assert [each.name for each in tmp_path.iterdir()] == ["store"]
+
+
+def test_what_cannot_be_written_does_not_grow_without_end(tmp_path):
+    store = KeptStore(str(tmp_path / "store"), 100, 64)
+    (tmp_path / "store").write_text("notes", encoding="utf-8")
+    for token in range(99):
+        store.add([token] * 9)
+    (tmp_path / "store").unlink()
+    store.save()
+    assert len(store._unsaved) == 0
+    assert read(str(tmp_path / "store"), 100).tolist() == store.tokens().tolist()[-64:]
+
+
 def test_a_file_that_another_program_damaged_stays_as_it_is(tmp_path):
     store = KeptStore(str(tmp_path / "store"), 100)
     store.add([1, 2, 3])

@@ -24,20 +24,16 @@ class UnkeptWarning(UserWarning):
     """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def kept(
-    source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None], made_by: str = ""
-) -> Path | None:
+def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
     """Return a folder with what `make` makes of a model.
 
-    It is made at the first call, and made anew where one of the files or `made_by` has changed since, or the folder is
-    damaged.
+    It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
 
     Args:
         source: the model's file or folder.
-        files: all files that the result depends on.
+        files: all files that the result depends on, the source itself or files in it.
         section: the part of the cache directory in which such folders stand.
         make: called with the path of a folder that is not there yet, which it makes and fills.
-        made_by: what else the result depends on, in any words.
 
     Returns:
         The folder, or None, with a warning, where it cannot be kept.
@@ -45,12 +41,12 @@ def kept(
     Raises:
         ForetokenError: as `make` does.
     """
+    contents = {str(path.relative_to(source)): _content(path) for path in files}
     source = source.resolve()
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"
     folder = models_folder().parent / section / name
-    contents = {path.resolve().name: _content(path) for path in files}
-    origin: dict[str, object] = {"format": FORMAT, "files": contents, "made_by": made_by}
+    origin: dict[str, object] = {"format": FORMAT, "files": contents}
     if _is_whole(folder, origin):
         return folder
     try:

@@ -3,8 +3,8 @@
 import errno
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
@@ -60,6 +60,25 @@ def append(path: Path, text: str) -> None:
             file.write(text)
     except OSError as error:
         raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let no other process be inside `with` for the same folder; where the system has no such locks nothing is held.
+
+    Raises OSError where the folder cannot be opened.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which gives the lock back
 
 
 def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> str:

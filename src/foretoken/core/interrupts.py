@@ -43,8 +43,12 @@ def end_as_by_ctrl_c() -> None:
     """From now on let the first SIGTERM or SIGHUP, which a closed terminal sends, do what Ctrl-C does.
 
     So what was measured or written so far is kept. A second one ends the process at once. A signal that the process
-    ignores, as it does SIGHUP under nohup, or handles otherwise, stays as it is.
+    ignores, as it does SIGHUP under nohup, or handles otherwise, stays as it is. Where Ctrl-C is ignored, as in the
+    background jobs of a script, all stay as they are: what takes care of Ctrl-C while code is compiled, or a step of a
+    training is not finished, is not in place then.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
@@ -54,8 +58,6 @@ def end_as_by_ctrl_c() -> None:
 def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
     _received.append(number)
     signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 
 

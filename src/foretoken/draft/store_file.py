@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_file, write
+from foretoken.core.files import alone_in, check_file, write
 from foretoken.draft.store import CAPACITY, Store
 
 FORMAT = "foretoken texts, 1"
@@ -46,7 +46,7 @@ class KeptStore(Store):
     def add(self, ids: Seq[int]) -> list[int]:
         new = super().add(ids)
         with self._saving:
-            self._unsaved += new
+            self._unsaved = [*self._unsaved, *new][-self._capacity :]
         if time.monotonic() - self._written >= EVERY:
             self.save()
         return new
@@ -60,10 +60,14 @@ class KeptStore(Store):
         with self._saving:
             self._written = time.monotonic()
             try:
-                tokens = np.append(self._in_file(), np.array(self._unsaved, np.int32))[-self._capacity :]
-                write(self._path, lambda file: file.write_bytes(save({"tokens": tokens}, about)))
-            except ForetokenError as error:
-                warnings.warn(str(error), StoreFileWarning, stacklevel=2)
+                with alone_in(self._path.resolve().parent):
+                    tokens = np.append(self._in_file(), np.array(self._unsaved, np.int32))[-self._capacity :]
+                    write(self._path, lambda file: file.write_bytes(save({"tokens": tokens}, about)))
+            except (ForetokenError, OSError) as error:
+                said = (
+                    str(error) if isinstance(error, ForetokenError) else f"Cannot write {self._path}: {error.strerror}."
+                )
+                warnings.warn(said, StoreFileWarning, stacklevel=2)
             else:
                 self._unsaved = []
 

@@ -11,7 +11,7 @@ from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
-READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder consists of
+READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 AGAIN = "get the file again"
 
 
@@ -30,8 +30,10 @@ def on_disk(source: str) -> Path | None:
 
 
 def model_files(source: Path) -> list[Path]:
-    """Return the files that a model consists of; source: its file or folder."""
-    return [source] if source.is_file() else sorted(path for path in source.iterdir() if path.suffix in READ)
+    """Return the files that a model may consist of; source: its file or folder."""
+    if source.is_file():
+        return [source]
+    return sorted(path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
 
 
 def check_config(folder: str | Path) -> None:

@@ -1,6 +1,7 @@
 """Identify what a measurement was made with: which weights, on which machine."""
 
 import hashlib
+import json
 import platform
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def fingerprint(lm: CausalLM) -> str:
     How weights are stored depends on how the model is executed, and so do the digits: compare `host` first.
     """
     config = {key: value for key, value in lm.weights.config.to_diff_dict().items() if key not in PASSING}
-    return fingerprint_of_weights(lm.weights, repr(sorted(config.items(), key=str)))
+    as_kept = json.loads(json.dumps(config, default=str))  # with texts as keys, as in a file
+    return fingerprint_of_weights(lm.weights, json.dumps(as_kept, sort_keys=True))
 
 
 def fingerprint_of_weights(module: nn.Module, about: str) -> str:

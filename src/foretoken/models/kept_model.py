@@ -69,7 +69,8 @@ def kept_model(
         laid_out(model, values).eval()
         # An embedding that is neither packed nor torch's own, such as Gemma's, has code that draft heads call.
         known = type(model.get_input_embeddings()) in (PackedEmbedding, nn.Embedding)
-        if known and llama_kernel(model) is not None:
+        usual: Any = model.config  # a skeleton makes the whole model with transformers' usual attention
+        if known and usual._attn_implementation == "sdpa" and llama_kernel(model) is not None:
             with one_thread():
                 write_skeleton(own, modules, model, layout(model))
         if (written := read_skeleton(own, without_weights)) is not None:
@@ -80,7 +81,7 @@ def kept_model(
             CausalLM(laid_out(written, values))  # by which it is probed
             made[:] = [written]
 
-    own = kept(source, files, f"skeletons/{version('transformers')}", write, _what_runs())
+    own = kept(source, files, f"skeletons/{version('transformers')}-{_what_runs()}", write)
     if made:
         model = made[0]
     else:
@@ -111,10 +112,10 @@ def _holds(model: HFModel, weights: Weights) -> bool:
 
 @functools.cache
 def _what_runs() -> str:
-    """Return a hash of what runs a packed model, apart from transformers: our code, its compiler and the processor."""
+    """Return 12 digits of what runs a model, apart from transformers: our code, its compiler and the processor."""
     files = [path for part in (kernel, models) for path in sorted(Path(part.__path__[0]).glob("*.py"))]
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    return hashlib.sha256(repr([version("numba"), NAME, FEATURES, MATRIX, code]).encode()).hexdigest()
+    return hashlib.sha256(repr([version("numba"), NAME, FEATURES, MATRIX, code]).encode()).hexdigest()[:12]
 
 
 def laid_out(model: M, weights: Weights) -> M:

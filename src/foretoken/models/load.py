@@ -17,7 +17,8 @@ from foretoken.core.limits import check_choice
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import CONFIG, check_weights, model_files, on_disk
+from foretoken.models.folder import CONFIG, check_weights, model_files
+from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
@@ -111,14 +112,12 @@ def load_model(
         # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid
         # out anew. That also goes where float32 is named, since it holds all values of the other dtypes.
         read_in = None if in_panels and dtype == torch.float32 else dtype
-        folder = on_disk(source) if in_panels and dtype is None and not trust_remote_code else None
         load = partial(_pretrained, source, read_in or "auto", trust_remote_code)
-        if folder is None:
+        if in_panels and dtype is None and not trust_remote_code and Path(source).is_dir():
+            weights = partial(mapped_weights, sorted(Path(source).glob(WEIGHT_FILES)))
+            model = kept_model(Path(source), model_files(Path(source)), source, load, weights)
+        else:  # the hub is asked for changes of a model with an id
             model = load()
-        else:
-            files = model_files(folder)
-            weights = partial(mapped_weights, [path for path in files if path.suffix == ".safetensors"])
-            model = kept_model(folder, files, source, load, weights)
     if dtype is None:
         dtype = computes_in(model) if on_cpu else model.dtype
     torch.nn.Module.to(model, device)  # in place
@@ -250,6 +249,7 @@ def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) 
         return pack_quantised(load(), kind)
     folder = kept_quantised(source, kind, load)
     if not isinstance(folder, Path):
+        folder.config.name_or_path = source
         return folder
     make, weights = partial(bare_quantised, folder), partial(mapped_weights, [folder / WEIGHTS])
     if as_it_is:

@@ -1,6 +1,5 @@
 """Load GGUF files as models whose linear layers and embedding hold the file's quantised weights, packed."""
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +38,8 @@ def packed_model(source: str) -> HFModel | Skeleton:
     folder = kept_file(Path(source), compile_ahead)
     if folder is None:
         found = contents(Path(source), compile_ahead)
-        # The configuration as if it had been written and read again: its order decides the model's fingerprint.
-        config = type(found.config).from_dict(json.loads(found.config.to_json_string()))
         weights = _in_memory(found)
-        model = laid_out(without_weights(config, found.generation_config, dtype_of(weights)), weights)
+        model = laid_out(without_weights(found.config, found.generation_config, dtype_of(weights)), weights)
     else:
         weights = mapped_weights([folder / WEIGHTS])
 
