@@ -82,11 +82,9 @@ def kept_model(
             made[:] = [written]
 
     own = kept(source, files, f"skeletons/{version('transformers')}-{_what_runs()}", write)
-    if made:
-        model = made[0]
-    else:
-        model = (None if own is None else read_skeleton(own, without_weights)) or make()
-        model.config.name_or_path = name
+    found = None if own is None or made else read_skeleton(own, without_weights)
+    model = found or (made[0] if made else make())
+    model.config.name_or_path = name
     if isinstance(model, Skeleton):
         model.probed = True
     return laid_out(model, weights()) if any(weight.is_meta for weight in model.parameters()) else model
