@@ -1,6 +1,7 @@
 """A model in a folder of safetensors starts without transformers' modelling code once it was loaded before."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -156,11 +157,19 @@ def dangling(folder: Path) -> None:
         lambda folder: (folder / "head.safetensors").write_bytes(b"half"),
         lambda folder: (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
         lambda folder: (folder / "logs.json").mkdir(),
+        lambda folder: (folder / "secret.json").touch(mode=0),
     ],
 )
-def test_files_that_transformers_does_not_read_are_in_nobodys_way(tmp_path: Path, stray: Any) -> None:
+def test_files_that_transformers_does_not_read_are_in_nobodys_way(
+    tmp_path: Path, stray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read any file, so that the system's answer is given here."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).stat().st_mode & 0o400 != 0)
     source = saved(tmp_path / "model")
+    before = loading.model_files(tmp_path / "model")
     stray(tmp_path / "model")
+    found = {path.name for path in loading.model_files(tmp_path / "model")} - {path.name for path in before}
+    assert found <= {"head.safetensors", "consolidated.safetensors"}
     for _ in range(2):
         assert isinstance(load_model(source, CPU).weights, Skeleton)
 

@@ -64,10 +64,8 @@ class KeptStore(Store):
                     tokens = np.append(self._in_file(), np.array(self._unsaved, np.int32))[-self._capacity :]
                     write(self._path, lambda file: file.write_bytes(save({"tokens": tokens}, about)))
             except (ForetokenError, OSError) as error:
-                said = (
-                    str(error) if isinstance(error, ForetokenError) else f"Cannot write {self._path}: {error.strerror}."
-                )
-                warnings.warn(said, StoreFileWarning, stacklevel=2)
+                why = f"Cannot write {self._path}: {error.strerror}." if isinstance(error, OSError) else str(error)
+                warnings.warn(why, StoreFileWarning, stacklevel=2)
             else:
                 self._unsaved = []
 

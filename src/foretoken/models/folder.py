@@ -1,6 +1,7 @@
 """Check a model's folder without importing torch, so that what is broken in it is reported at once."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ def model_files(source: Path) -> list[Path]:
     """Return the files that a model may consist of; source: its file or folder."""
     if source.is_file():
         return [source]
-    return sorted(path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
+    files = (path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
+    return sorted(path for path in files if os.access(path, os.R_OK))
 
 
 def check_config(folder: str | Path) -> None:
