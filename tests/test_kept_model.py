@@ -23,6 +23,7 @@ from foretoken.models.panels import pack
 from foretoken.models.skeleton import Settings, Skeleton
 from raising import raising
 from test_skeleton import logits
+from thinning import one_in
 
 CPU = torch.device("cpu")
 WEIGHTS = "model.safetensors"
@@ -243,7 +244,7 @@ print(sorted({"transformers.modeling_utils", "torch._dynamo", "torch.distributed
 """
 
 
-@pytest.mark.parametrize("kind", [None, "q8_0"])
+@pytest.mark.parametrize("kind", one_in(2, [None, "q8_0"]))
 def test_the_second_start_imports_no_modelling_code(tmp_path: Path, kind: str | None) -> None:
     source = saved(tmp_path / "model")
     tiny.tokenizer().save_pretrained(source)

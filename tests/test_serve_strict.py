@@ -15,6 +15,7 @@ from foretoken.serve.tools import tool_use, wanted_form
 from serving import USER
 from serving import client as client  # fixtures
 from serving import server as server
+from thinning import one_in
 
 
 def fits(call):
@@ -47,7 +48,7 @@ def test_a_call_that_must_be_made_fits_its_schema(client):
     assert names == {"weather", "clock"}
 
 
-@pytest.mark.parametrize("form", ["marked", "bare"])
+@pytest.mark.parametrize("form", one_in(2, ["marked", "bare"]))
 def test_a_named_function_is_called_once(form, server, bare):
     named = {"type": "function", "function": {"name": "weather"}}
     with serving.client_of(server if form == "marked" else bare) as client:
