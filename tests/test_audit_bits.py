@@ -12,6 +12,7 @@ from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
 from models_zoo import tiny
 from outliers import outlier_llama
+from thinning import one_in
 
 REAL = {  # the shape of SmolLM2 with fewer of everything but heads
     "vocab_size": 3001,
@@ -38,7 +39,7 @@ def real_shape(dtype: torch.dtype, noise: float = 0.0, tied: bool = True) -> Pre
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", one_in(2, [torch.float32, torch.bfloat16]))
 def test_scores_and_greedy_texts(dtype: torch.dtype) -> None:
     """The drafter is often wrong, and the texts are not one token over and over, as with a tied LM head of noise."""
     lm = CausalLM(real_shape(dtype, tied=False))
