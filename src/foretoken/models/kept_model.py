@@ -146,8 +146,8 @@ def mapped_weights(files: Sequence[Path]) -> Weights:
     weights: dict[str, tuple[Tensor, str]] = {}
     for path in files:
         with safe_open(path, "pt") as file:
-            kinds = file.metadata() or {}
-            weights |= {name: (file.get_tensor(name), kinds.get(name, "")) for name in file.keys()}  # noqa: SIM118
+            names, kinds = file.keys(), file.metadata() or {}
+            weights |= {name: (file.get_tensor(name), kinds.get(name, "")) for name in names}
     return weights
 
 
