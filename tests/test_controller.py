@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from foretoken.draft.acceptance import Acceptance
+from foretoken.draft.acceptance import FORGET, Acceptance
 from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience
 from machines import DEEPEST, EXTRA, MACHINES, NOISE, controller, depth_of, rates, simulate, speed
 
@@ -164,31 +164,13 @@ def test_a_text_that_changes_is_followed():
     assert total / ideal < 1.15
 
 
-@pytest.mark.parametrize("look", [LOOK, 10**6])
-def test_plain_steps_of_a_useless_drafter_rest(monkeypatch, look):
-    """Nothing is asked or learnt of most steps until the next try, which comes when it would have come."""
-    monkeypatch.setattr("foretoken.draft.controller.LOOK", look)
+def test_a_useless_drafter_is_tried_again_when_plain_steps_have_earned_it():
     known = Experience(EXTRA, Acceptance(0.03, 1.0), {1: Costs(EXTRA, 1.0, drafting=False, balance=-1.0)})
-    deciding, steps, rests = controller(known), 0, 0
+    deciding, steps = controller(known), 0
     while not deciding.choose():
-        rests += deciding.resting
         steps += 1
         deciding.learn_cost(0, 1.0, 1.0)
     assert steps == pytest.approx(1 / ALLOWANCE, abs=1)
-    assert rests == max(steps - look, 0)
-
-
-def test_a_rest_outlasts_the_last_token_of_a_text():
-    """Of which nothing is asked: it must not be paid for again."""
-    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0, drafting=False, balance=-2.0)})
-    deciding = controller(known)
-    assert not deciding.choose()
-    deciding.learn_cost(0, 1.0, 1.0)
-    costs = known.costs[1]
-    rest, balance = costs.rest, costs.balance
-    assert rest > 50
-    deciding.learn_cost(0, 1.0, 1.0)
-    assert (costs.rest, costs.balance) == (rest, balance)
 
 
 def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
@@ -241,11 +223,9 @@ def test_a_batch_size_where_nothing_was_drafted_expects_what_the_nearest_one_sho
 
 
 def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
-    """A new batch size owes what the one before it owes, the plain steps that it rests on credit included."""
-    for balance, rest, debt in ((-3.0, 0, -3.0), (0.02, 100, 0.02 - 100 * ALLOWANCE), (5.0, 0, 0.0), (-60.0, 0, -DEBT)):
-        known = Experience(
-            EXTRA, Acceptance(0.03, 1.0), {8: Costs(EXTRA, 1.0, drafting=False, balance=balance, rest=rest)}
-        )
+    """A new batch size owes what the one before it owes."""
+    for balance, debt in ((-3.0, -3.0), (5.0, 0.0), (-60.0, -DEBT)):
+        known = Experience(EXTRA, Acceptance(0.03, 1.0), {8: Costs(EXTRA, 1.0, drafting=False, balance=balance)})
         assert known.costs_of(7).balance == pytest.approx(debt)
         deciding, steps = Controller(known), 0
         for _ in range(7):
@@ -402,7 +382,7 @@ def test_what_a_drafter_tells_is_learnt_from_those_that_drafted():
     deciding.learn_acceptance([5, 0], [3, 0], [0.5, None])
     drafts = deciding.experience.drafts
     assert drafts.tells
-    assert (drafts.accepted, drafts.tried) == pytest.approx((0.99 * 9 + 3, 0.99 * 10 + 4))
+    assert (drafts.accepted, drafts.tried) == pytest.approx((FORGET * 9 + 3, FORGET * 10 + 4))
     assert [sequence.tells for sequence in deciding.sequences] == [True, False]
     deciding.join()
     assert deciding.sequences[2].tells

@@ -172,7 +172,7 @@ class AutoSession(WrappedSession[DraftSession]):
         if self._new:  # nothing was chosen, and the step's time is mostly that of reading a prompt
             self._new = False
             return
-        if self.controller.resting or self.controller.waiting:
+        if self.controller.waiting:
             return
         read = 0
         if self._asked:

@@ -1,7 +1,7 @@
 """The run-time controller: it chooses how far the next step drafts, by what past steps brought and cost.
 
-    E(d)   tokens of a step of depth d, summed over the sequences: 1 + a_1 + a_1 a_2 + .. + a_1..a_d
-    a_i    probability that a path that reached depth i - 1 reaches depth i, a running mean per sequence
+    E(d)   tokens of a step of depth d, summed over the sequences: 1 + a + a^2 + .. + a^d
+    a      probability that a draft token is accepted whose parent was, a running mean per sequence
     T(d)   time of a step in plain steps, T(0) = 1:   T(d) = 1 + x_d,   x_d a running mean of the steps of depth d,
            which starts from what is expected of that depth, scaled as all drafted steps together turned out
 
@@ -12,7 +12,7 @@ what its time is worth at that rate,
 
     a P(the path so far is accepted)  >=  rate (T(d + 1) - T(d))         (or some next tokens together)
 
-with a the mean of all a_i. It is the rule by which to leave a patch for the next one (Charnov 1976, Optimal foraging,
+with a as above. It is the rule by which to leave a patch for the next one (Charnov 1976, Optimal foraging,
 the marginal value theorem); the rate in it is that of the best single depth, since the rule's own is not known. The
 model of P is a constant hazard: a path down to which the product of q is s is accepted with probability s^c, c the
 rejections per nat of -ln s so far. So the rule is a floor for s at each depth. In a batch the deepest draft sets the
@@ -24,8 +24,8 @@ share and the first tries, whatever the estimates say.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
-Each constant that decides was kept because a simulation of drafters and machines (tests/test_controller.py has its
-bars) became more than 1 to 2% slower in some case without it, or because of the measurement named beside it.
+Each constant was kept because a simulation of drafters and machines (tests/test_controller.py has its bars) became
+more than 3% slower in some case without it, or missed a bar; their values matter little (docs/LOG.md, 2026-11-30).
 """
 
 import math
@@ -33,16 +33,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from foretoken.draft.acceptance import FORGET_LONG, HOPE, WEIGHT, Acceptance
+from foretoken.draft.acceptance import HOPE, Acceptance
 from foretoken.draft.reading import Lengths, Reading
 
 ALLOWANCE = 0.02  # plain steps that a plain step earns towards a new try: the price of a useless drafter
-CREDIT, DEBT = 32.0, 4.0  # plain steps: the most that gains, or losses, add up to; gains outlast a bad stretch
-READING = 64.0  # plain steps: the most that losses by reading a prompt add up to, which takes as long as many steps
-FORGET = 0.97  # per step: the last 30 count for a text's acceptance, and by FORGET_LONG the last 100 for all else
-TRY_WEIGHT = 1.0  # the same weight at a new try, which must not go on for long
+FORGET = 0.99  # weight of the times measured before, when a step is measured: about the last 100 steps matter
+CREDIT = 32.0  # plain steps: the most that gains add up to, or losses by reading a prompt, which takes many steps' time
+DEBT = 4.0  # plain steps: the most that other losses add up to
 EXTRA = (0.1, 0.15, 0.03)  # plain steps that an unknown drafter is expected to take: per step, per level, per node
-EXPECTED = 2.0  # steps by which a depth shares what is expected of it: forwards come in blocks of nodes
 DARING = 0.15  # share by which a depth never tried may be cheaper than expected: it is tried if that would pay
 LOOK, LOOKS = 8, 5  # plain steps are measured after LOOK * 2**Costs.looks drafted ones; the last LOOKS times count
 SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in which caches settle; 2 * LOOK at most
@@ -80,7 +78,6 @@ class Costs:
     drafting: whether drafting paid lately.
     balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
         reason to read the next one's prompt with the drafter too.
-    rest: plain steps ahead at which nothing is chosen or learnt.
     borrowed: whether `extra` comes from another batch size, where a step may cost a fraction of what it costs here.
     reading: what reading texts with the drafter takes.
     """
@@ -96,7 +93,6 @@ class Costs:
     number: float = 0.0
     drafting: bool = True
     balance: float = 0.0
-    rest: int = 0
     borrowed: bool = False
     reading: Reading = field(default_factory=Reading)
 
@@ -121,7 +117,7 @@ class Costs:
             self.since_look += 1
             took = known * expected - 1
             self.drafted = _faded(self.drafted, took, self.extra[depth])
-            self.number = FORGET_LONG * self.number + 1
+            self.number = FORGET * self.number + 1
             self.seen[depth] = _faded(self.seen.get(depth, (0.0, 0.0)), 1.0, took)
         elif self.since_look:
             self.looks = min(self.looks + 1, LOOKS)
@@ -164,7 +160,7 @@ class Costs:
         if not depth:
             return self.plain
         count, took = self.seen.get(depth, (0.0, 0.0))
-        return 1 + (took + EXPECTED * scale * self.extra[depth]) / (count + EXPECTED)
+        return 1 + (took + scale * self.extra[depth]) / (count + 1)
 
     @property
     def shown(self) -> list[float]:
@@ -183,7 +179,7 @@ class Costs:
 
         A larger debt comes from reading a prompt, which the next batch size need not pay for again.
         """
-        debt = max(-DEBT, min(self.balance - ALLOWANCE * self.rest, 0.0))
+        debt = max(-DEBT, min(self.balance, 0.0))
         return Costs(
             self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True,
             reading=replace(self.reading),
@@ -192,7 +188,7 @@ class Costs:
 
 def _faded(sums: tuple[float, float], first: float, second: float) -> tuple[float, float]:
     """Two running sums after one more step."""
-    return FORGET_LONG * sums[0] + first, FORGET_LONG * sums[1] + second
+    return FORGET * sums[0] + first, FORGET * sums[1] + second
 
 
 @dataclass
@@ -231,13 +227,11 @@ class Controller:
 
     experience: what was learnt from earlier texts; it is updated.
     sequences: the acceptance of each sequence of the batch.
-    resting: whether nothing is learnt from the present step.
     waiting: whether the present step is plain because the texts are not worth reading with the drafter yet.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
-    resting: bool = False
     waiting: bool = False
 
     @property
@@ -253,7 +247,7 @@ class Controller:
     def join(self) -> None:
         """Add a sequence at the end."""
         drafts = self.experience.drafts
-        self.sequences.append(drafts.new(drafts.mean, WEIGHT, self.deepest))
+        self.sequences.append(drafts.new(drafts.mean))
 
     def leave(self, index: int) -> None:
         """Remove the sequence at `index`; the last one takes its place."""
@@ -272,10 +266,7 @@ class Controller:
         left: per sequence how many tokens it is expected to have yet; empty as `unread` is, or where all of it is 0.
         """
         costs = self.costs
-        self.resting, self.waiting = costs.rest > 0, False
-        if self.resting:
-            costs.rest -= 1
-            return []
+        self.waiting = False
         if not costs.drafting and costs.balance < 0:
             return []
         limits = limits or [self.deepest] * len(self.sequences)
@@ -294,7 +285,7 @@ class Controller:
         times = costs.times()
         alone = self.sequences[0] if len(self.sequences) == 1 and self.sequences[0].tells else None
         each = zip(self.sequences, limits, strict=True)
-        tokens = map(sum, zip(*(sequence.expected(limit, alone is None) for sequence, limit in each), strict=True))
+        tokens = map(sum, zip(*(sequence.expected(limit, self.deepest) for sequence, limit in each), strict=True))
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
@@ -334,7 +325,7 @@ class Controller:
             return []
         costs.drafting = True
         drafts = self.experience.drafts
-        self.sequences = [drafts.new(max(HOPE, drafts.mean), TRY_WEIGHT, self.deepest) for _ in self.sequences]
+        self.sequences = [drafts.new(max(HOPE, drafts.mean)) for _ in self.sequences]
         return [(0.0,) for _ in self.sequences]
 
     def learn_acceptance(
@@ -348,8 +339,8 @@ class Controller:
         for sequence, limit, count, surprise in zip(self.sequences, limits, accepted, surprises, strict=True):
             if limit == 0:  # nothing was to be drafted for it
                 continue
-            sequence.learn(limit, count, surprise, FORGET)
-            self.experience.drafts.learn(limit, count, surprise, FORGET_LONG)
+            sequence.learn(limit, count, surprise)
+            self.experience.drafts.learn(limit, count, surprise)
 
     def learn_cost(self, depth: int, tokens: float, seconds: float | None, read: int = 0) -> None:
         """Learn from the time of one step.
@@ -359,22 +350,20 @@ class Controller:
         read: the number of ids with which the drafter caught up after plain steps: such a step is booked, but does not
             predict the next one.
         """
-        if self.resting:
-            return
         costs = self.costs
         if not read and seconds is not None:
             costs.learn(depth, seconds)
         if depth == 0:
             if not costs.drafting:
-                _earn(costs)
+                costs.balance += ALLOWANCE
         elif costs.pace_s is not None or seconds is None:
             # Booked is the learnt mean of such steps, not this step's time: a slower machine is no loss of drafting.
             one_off, spent = None, costs.steps(depth)
             if read and seconds is not None:
                 took = costs.plain_steps(seconds)
                 costs.reading.learn(read, took - spent)
-                one_off = spent = min(took, READING + tokens)
-            least = min(costs.balance, -DEBT if one_off is None else -READING)
+                one_off = spent = min(took, CREDIT + tokens)
+            least = min(costs.balance, -DEBT if one_off is None else -CREDIT)
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
 
@@ -396,14 +385,3 @@ def prices(times: Sequence[float], mean: float) -> list[float]:
             least = min(least, (time - times[depth]) / brought)
         found.append(max(least, 0.0))
     return found
-
-
-def _earn(costs: Costs) -> None:
-    """Book the allowance of a plain step; if the next try is many steps away, book theirs at once.
-
-    At these steps nothing is chosen or learnt, which would take a twentieth of a small model's step.
-    """
-    if costs.rest:  # booked already
-        return
-    costs.rest = max(int(-costs.balance / ALLOWANCE) - LOOK, 0)
-    costs.balance += ALLOWANCE * (1 + costs.rest)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from foretoken.core.interfaces import Drafter, DraftSession, Path, PrefixSession
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
-from foretoken.draft.acceptance import HOPE
+from foretoken.draft.acceptance import FORGET, HOPE
 from foretoken.draft.auto import AutoSession
-from foretoken.draft.controller import EXTRA, FORGET, expected_extra
+from foretoken.draft.controller import EXTRA, expected_extra
 from foretoken.draft.lookup import LookupDrafter, LookupSession
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
 
