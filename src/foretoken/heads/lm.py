@@ -1,7 +1,6 @@
 """A draft head in the place of a drafter's language model."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -56,6 +55,6 @@ class HeadLM:
     def device(self) -> torch.device:
         return self.head.target.device
 
-    def open(self, batch: int, slots: int) -> HeadRows[Any]:
+    def open(self, batch: int, slots: int) -> HeadRows:
         """Return the rows of up to `batch` sequences of up to `slots` tokens each, tree nodes included."""
         return self.head.open(batch, slots, self.backend)
