@@ -16,7 +16,7 @@ from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 
-pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
 
 

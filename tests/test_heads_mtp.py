@@ -29,7 +29,7 @@ from foretoken.models.chains import ChainDraws
 from foretoken.models.features import FINAL
 from foretoken.models.load import load_model
 
-pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
 
 WIDTH, VOCAB = 32, 257
 SIZES: dict[str, Any] = {

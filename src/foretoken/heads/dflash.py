@@ -10,7 +10,7 @@ of the package dflash 0.1.0 and of JetFlow's heads, which are the same but for t
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,12 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.flat import LevelRows
-from foretoken.heads.head import PublishedHead
+from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached
 from foretoken.heads.rows import CHUNK, HeadRow, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
 LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
@@ -136,7 +133,7 @@ class DFlash(PublishedHead):
             x = layer(x, cos, sin, attend)
         return self.norm(x)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "DFlashRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "DFlashRows":
         return DFlashRows(self, batch, slots)
 
 

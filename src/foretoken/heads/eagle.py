@@ -1,7 +1,7 @@
 """EAGLE and Gumiho draft with decoder layers on (embedding, state); Gumiho drafts later levels with MLPs at once."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
+from foretoken.heads.head import Backend
 from foretoken.heads.layer import Attend, DecoderLayer
 from foretoken.heads.serial import SerialLayers, SerialRows
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 
 class Eagle(SerialLayers):
@@ -142,7 +140,7 @@ class Gumiho(Eagle):
         """Return the states that all m MLPs make [*n, m, d]; both: `joined` of y and z side by side [*n, 2d]."""
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "GumihoRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "GumihoRows":
         return GumihoRows(self, batch, slots, backend)
 
 

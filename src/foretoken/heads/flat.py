@@ -6,7 +6,7 @@ depth i. What is made of the target's states is kept per row, not per node.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.head import PublishedHead
+from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm, cached
 from foretoken.heads.rows import CHUNK, LOW, HeadRows, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 
 class ResidualBlock(nn.Module):
@@ -111,7 +108,7 @@ class Medusa(PublishedHead):
         scaled = states / self.feature_scale
         return torch.stack([head(scaled) for head in self.children()], -2)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "MedusaRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "MedusaRows":
         return MedusaRows(self, batch, 0, None)
 
 
@@ -248,7 +245,7 @@ class Hydra(PublishedHead):
         given = torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)
         return self.hydra_lm_head[i](self.hydra_mlp[i](given))
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HydraRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "HydraRows":
         return HydraRows(self, batch, slots)
 
 

@@ -10,15 +10,15 @@ from foretoken.core.limits import check_choice
 from foretoken.core.shapes import Int
 from foretoken.heads import HEADS
 from foretoken.models.features import FINAL
+from foretoken.models.kernel_layers import KernelLayers
 from foretoken.models.parts import TargetParts
+from foretoken.models.static import StaticForward
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
-    from foretoken.heads.kernel import EagleKernel
     from foretoken.heads.rows import HeadRows
-    from foretoken.models.static import StaticForward
 
-    Backend = EagleKernel | StaticForward
+Backend = KernelLayers | StaticForward  # what runs a head's layers
 
 
 class Head(nn.Module, ABC):
@@ -55,7 +55,7 @@ class Head(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "HeadRows":
         """Return the rows of a batch, none of which is in use yet.
 
         batch: the largest number of sequences.

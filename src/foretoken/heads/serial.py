@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.head import Head, PublishedHead
+from foretoken.heads.head import Backend, Head, PublishedHead
 from foretoken.heads.layer import Attend, cached
 from foretoken.heads.layouts import EMBEDDING
 from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, planes_of
@@ -32,7 +32,6 @@ from foretoken.models.static import StaticForward, StaticRows, TracedCache
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
-    from foretoken.heads.head import Backend
     from foretoken.heads.kernel import EagleKernel
 
 
@@ -84,7 +83,7 @@ class Serial(Head):
         """
         return StaticForward(self, name, self.planes, compiled=False, step=traced)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "SerialRows":
         return SerialRows(self, batch, slots, backend)
 
 
@@ -137,9 +136,6 @@ class SerialLayers(Serial, PublishedHead):
     def made(self, embedded, states, positions, cache, mask):
         attends = [cached(cache, layer, mask) for layer in range(self.num_layers)]
         return self.step(embedded, states, *self.rotary.angles(positions), attends)
-
-
-KIND = ""  # the name of the mask, which all layers of a head share
 
 
 @no_type_check
@@ -222,22 +218,6 @@ class EagleSlots(KernelSlots):
         parallel(self.model.mlps, self.model, of_tokens, before, out, use_threads())
         return torch.from_numpy(out)
 
-    def draft_chain(
-        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, draws: ChainDraws
-    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """Draw a chain of draft tokens after those in `read`, in one compiled call.
-
-        row: the index of the row.
-        read: ids that follow the tokens in the cache [m].
-        states: the state before each of these tokens, as in `Serial.made` [m, d].
-        start: the slot of the first of them.
-        draws: how tokens are drawn, and how many at most.
-
-        Returns the chain, and the states made of `read` and of all drawn tokens but the last [m + drawn - 1, d]. States
-        of nodes for which no forward was run are zeros.
-        """
-        return self._draft(row, (), read, states.float().numpy(), start, draws)
-
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
     """Return vectors as the kernel reads them, one behind the other in float32."""
@@ -250,7 +230,7 @@ class SerialRows(HeadRows):
     cache: SlotCache | StaticRows | EagleSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
-    def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend | None") -> None:
+    def __init__(self, head: Serial, batch: int, slots: int, backend: Backend | None) -> None:
         """Allocate the cache; head: the head that drafts; batch, slots, backend: as in `Head.open`."""
         if backend is None:
             cache = SlotCache(head.planes, batch, slots)
@@ -324,7 +304,7 @@ class SerialRows(HeadRows):
             assert self.kernel is not None
             of_row.tree.grow(range(-1, len(tokens) - 1))
             states = self._inputs(of_row, 0, len(tokens))
-            drawn, made = self.kernel.draft_chain(row, tokens, states, of_row.length - 1, draws)
+            drawn, made = self.kernel.draw_chain(row, (), tokens, states.numpy(), of_row.length - 1, draws)
             of_row.tokens += tokens
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
@@ -368,7 +348,7 @@ class SerialRows(HeadRows):
     ) -> tuple[Tensor, ...]:
         """Return the results of `plain_step` for the nodes whose slots were set, by the backend of this batch."""
         if isinstance(self.cache, StaticRows):
-            return self.cache.run(ids, positions, {KIND: mask}, scored, (), states)
+            return self.cache.run(ids, positions, {"": mask}, scored, (), states)
         nodes = torch.tensor(ids, device=self.target.device)
         if self.kernel is not None:
             made = self.kernel.step(self.head.embed(nodes), states, positions, mask)
