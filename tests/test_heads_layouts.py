@@ -1,15 +1,12 @@
 """The layouts that draft heads are published in: each gives the scores of the same weights in their authors' names."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,13 +18,11 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
 from foretoken.models.rotary import Rotary
 from test_heads import check_tree, lm, plain, target, wide
-from test_heads_files import FILES, checkpoint
+from test_heads_files import FILES, Config, Weights, checkpoint, loaded
 
 __all__ = ["lm", "target", "wide"]
 pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.checkpoint.UnknownTargetWarning")
 
-Weights = dict[str, Tensor]
-Config = dict[str, Any]
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -36,15 +31,6 @@ LONG = {
     "rope_type": "longrope", "factor": 2.0, "long_factor": [1.0] * 4, "short_factor": [1.0] * 4,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-
-
-def loaded(
-    folder: Path, weights: Weights, config: Config, target: TargetParts, file: str = "model.safetensors"
-) -> PublishedHead:
-    folder.mkdir()
-    save_file({key: value.contiguous() for key, value in weights.items()}, folder / file)
-    (folder / "config.json").write_text(json.dumps(config))
-    return load_head(folder, target)
 
 
 def check_alike(one: PublishedHead, other: PublishedHead) -> None:
@@ -183,11 +169,11 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-@pytest.mark.parametrize("config", [{}, {"fc_norm": True, "norm_output": True}])
+@pytest.mark.parametrize("config", [{}, {"fc_norm": True, "norm_output": True, "norm_before_residual": True}])
 def test_norms_of_each_layer_before_fc(config: Config, target: TargetParts, tmp_path: Path) -> None:
     weights, d = eagle31(target), target.hidden
     head = loaded(tmp_path / "head", weights, config, target)
-    assert head.norm_output == bool(config)
+    assert head.norm_output == head.midlayer.norm_before_residual == bool(config)
     features = 3 * torch.randn(5, 3 * d)
     states = features.split(d, -1)
     each = [normed(part, weights[f"fc_norm.{i}.weight"], target.shape.eps) for i, part in enumerate(states)]
