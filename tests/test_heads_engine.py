@@ -98,9 +98,3 @@ def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree
 def test_refused(folders, kind, options, message):
     with pytest.raises(ForetokenError, match=message):
         load(folders, kind, **options)
-
-
-def test_another_target_is_refused(folders, tmp_path):
-    other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
-    with pytest.raises(ForetokenError, match=r"hidden size 64, and .* has 48"):
-        foretoken.load(other, drafter=folders["eagle"], device="cpu")

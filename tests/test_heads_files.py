@@ -177,7 +177,7 @@ def test_configurations_that_do_not_fit_are_refused(
         ("hydra", {"hydra_mlp.1.1.linear.bias": None}, "lacks hydra_mlp.1.1.linear.bias"),
         ("medusa", {"1.1.weight": (300, 32)}, r"1.1.weight has shape \(300, 32\)"),
         ("medusa", {f"{i}.1.weight": (300, 32) for i in range(3)}, "target with vocabulary 300"),
-        ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40"),
+        ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40, and .* has 32"),
         ("eagle3", {"t2d": (99,)}, "target with vocabulary 99"),
         ("eagle3", {"d2t": (60,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"d2t": (0,)}, "has a d2t that is no list of whole numbers"),

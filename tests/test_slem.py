@@ -76,10 +76,13 @@ def test_begin_of_text_comes_once_and_special_tokens_part_the_text():
     assert got == [1, *dest.encode(b"a the"), dest.eos, *dest.encode(b"hello")]
 
 
-def test_a_draft_goes_on_where_the_target_stands():
-    def drafted(before: str, more: bytes) -> list[bytes]:
-        return [T.tokens[i] for i in continuation(T, T.encode(before.encode()), more)]
+def spelled(align, before: str, more: bytes) -> list[bytes]:
+    """The target's tokens of what is drafted after a text."""
+    return [T.tokens[i] for i in align(T, T.encode(before.encode()), more)]
 
+
+def test_a_draft_goes_on_where_the_target_stands():
+    drafted = partial(spelled, continuation)
     assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]
     assert drafted("he", b"llo") == [b"llo"]  # "hello" would reach over the edge
     assert drafted("a ", b"the") == [b"t", b"he"]  # as would " the"
@@ -111,9 +114,7 @@ def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(bef
 
 
 def test_the_longest_overlap_goes_on_behind_what_is_unchanged():
-    def drafted(before: str, more: bytes) -> list[bytes]:
-        return [T.tokens[i] for i in longest_overlap(T, T.encode(before.encode()), more)]
-
+    drafted = partial(spelled, longest_overlap)
     assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]  # nothing before the edge is split otherwise
     assert drafted("a ", b"the") == [b" the"]  # the text's last token is gone: its space is drafted once more
     assert drafted("he", b"llo") == [b"llo"]  # nothing overlaps: encoded alone

@@ -74,10 +74,6 @@ def test_command(run: Command, workplace: Path, tmp_path: Path) -> None:
     assert code == 0, err
 
 
-def test_too_few_levels(run: Command, workplace: Path) -> None:
-    refused("needs at least", run, workplace, "bad", "--levels", 2, kind="gumiho")
-
-
 @pytest.mark.parametrize("option", ["--data", "--held-out"])
 def test_the_command_names_empty_files(option: str, run: Command, workplace: Path, tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("")
@@ -155,20 +151,21 @@ def test_ctrl_c_saves_a_checkpoint_of_a_whole_step(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("kind", "options", "says"),
     [
-        (("--length", 1), "--length is 1: it must be at least 16"),
-        (("--draft-vocab", 3), "only eagle3 can have a trimmed draft vocabulary"),
-        (("--data", "bad.jsonl"), "bad.jsonl, line 1 is no training text"),
+        ("medusa", ("--length", 1), "--length is 1: it must be at least 16"),
+        ("medusa", ("--draft-vocab", 3), "only eagle3 can have a trimmed draft vocabulary"),
+        ("medusa", ("--data", "bad.jsonl"), "bad.jsonl, line 1 is no training text"),
+        ("gumiho", ("--levels", 2), "Head gumiho needs at least 1 layer and 3 levels"),
     ],
 )
 def test_what_is_wrong_is_found_before_a_model_is_loaded(
-    run: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[object, ...], says: str
+    run: Command, workplace: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: tuple[object, ...], says: str
 ) -> None:
     (workplace / "bad.jsonl").write_text("[")
     monkeypatch.setattr("foretoken.models.load.load_frozen", None)
     found = [workplace / option if option == "bad.jsonl" else option for option in options]
-    refused(says, run, workplace, workplace / "never", *found)
+    refused(says, run, workplace, workplace / "never", *found, kind=kind)
 
 
 def test_texts_are_cut_to_the_context_of_the_target(run: Command, workplace: Path, tmp_path: Path) -> None:

@@ -147,24 +147,6 @@ class MedusaRows(LevelRows):
         return self.head.levels(torch.stack([self.rows[i].features[-1] for i in fresh]))
 
 
-class Prefix(nn.Module):
-    """Hydra's prefix layer: a decoder layer over the target's states, and a norm."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        """Make an untrained layer; shape: its sizes."""
-        super().__init__()
-        self.layers = nn.ModuleList([DecoderLayer(shape, input_norm=True)])
-        self.norm = RMSNorm(shape.hidden, shape.eps)
-
-    def forward(self, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the prefix states [b, n, d].
-
-        states: the target's states, scaled [b, n, d].
-        cos, sin, attend: as in `Hydra.prefix_states`.
-        """
-        return self.norm(self.layers[0](states, cos, sin, attend))
-
-
 class Hydra(PublishedHead):
     """Hydra: level i is an MLP and Linear(d -> V) on (prefix state, embeddings of the i + 1 tokens from the root on).
 
@@ -191,7 +173,10 @@ class Hydra(PublishedHead):
         super().__init__(parts)
         self.depth, self.shape = num_heads, shape
         d = parts.hidden
-        self.prefix_embeding_layer = Prefix(shape) if prefix else None
+        self.prefix_embeding_layer: Any = None
+        if prefix:
+            layers, norm = nn.ModuleList([DecoderLayer(shape, input_norm=True)]), RMSNorm(shape.hidden, shape.eps)
+            self.prefix_embeding_layer = nn.ModuleDict({"layers": layers, "norm": norm})
         # In the published layout every residual block, and every LM head, comes after a module without weights.
         widths = [[(i + 2) * d, *[d] * (num_blocks - 1)] for i in range(num_heads)]
         self.hydra_mlp = nn.ModuleList(
@@ -232,8 +217,8 @@ class Hydra(PublishedHead):
         cos, sin: cosines and sines of the rotary angles of their positions [1 or b, n, head_dim].
         attend: computes attention, as in `Attention`.
         """
-        scaled = features / self.feature_scale
-        return scaled if self.prefix_embeding_layer is None else self.prefix_embeding_layer(scaled, cos, sin, attend)
+        scaled, prefix = features / self.feature_scale, self.prefix_embeding_layer
+        return scaled if prefix is None else prefix["norm"](prefix["layers"][0](scaled, cos, sin, attend))
 
     def level(self, i: int, prefix: Float[Tensor, "... d"], embedded: list[Tensor]) -> Float[Tensor, "... v"]:
         """Return the logits of level i [..., v].

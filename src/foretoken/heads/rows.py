@@ -75,11 +75,6 @@ class HeadRow:
         """The number of slots of the head's cache that may hold something of the row."""
         return max(self.length - 1 + len(self.tree), self.read)
 
-    def forget_tree(self) -> None:
-        """Remove all nodes of the tree, and what was made at them."""
-        self.tree.clear()
-        self.tokens, self.states, self.parallel = [], [], {}
-
 
 class HeadRows(ABC):
     """The rows of a head, with the methods of models.rows.Rows that drafting needs, and `learn`.
@@ -179,7 +174,8 @@ class HeadRows(ABC):
             known = max(0, min(len(path), len(row.features) + 1 - row.length))
             self._keep_slots(at, list(path[:known]))
             row.length += known
-            row.forget_tree()
+            row.tree.clear()
+            row.tokens, row.states, row.parallel = [], [], {}
 
     @abstractmethod
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -203,13 +199,9 @@ class HeadRows(ABC):
         return torch.empty(0, width, device=self.target.device)
 
     def _place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
-        """Set the slots of the next forward, that of the newest nodes of each row's tree, and return its mask.
+        """Set the slots of the next forward, that of the nodes from firsts[row] of each row's tree on; return its mask.
 
-        trees: per row all its nodes, the newest included.
-        lengths: per row the number of slots before those of the tree.
-        firsts: per row the index in its tree of the first of the newest nodes.
-
-        Raises ForetokenError where the slots do not suffice.
+        trees, lengths: per row its whole tree, and the number of slots before those of the tree.
         """
         assert self.cache is not None
         counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
@@ -224,7 +216,6 @@ class HeadRows(ABC):
         return None if mask is None else torch.from_numpy(mask).to(device=self.target.device, dtype=self.target.dtype)
 
     def _check_room(self, used: int) -> None:
-        """Raise ForetokenError where `used`, the number of slots that a row needs, is more than it has."""
         if used > self.slots:
             raise ForetokenError(f"A head's row needs {used} slots and has {self.slots}: open with more slots.")
 
