@@ -150,6 +150,8 @@ UNFIT: list[tuple[Config | str, str]] = [
         for layers in ([1, 2, 6], [-2, 2, 3])
     ),
     ({"num_attention_heads": 1000}, "attention heads of width 0, which does not divide its 32"),
+    ({"fc_norm": True}, "lacks fc_norm.0.weight"),
+    ({"norm_before_fc": True}, "lacks input_norm.weight"),
 ]
 
 
@@ -182,6 +184,15 @@ def test_configurations_that_do_not_fit_are_refused(
         ("eagle3", {"d2t": (60,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"d2t": (0,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"t2d": ()}, r"t2d has shape \(\) instead of 1 dimensions: take another"),
+        *(
+            (kind, {key: (8,)}, f"holds a .*{what}.*, which is not read: take one")
+            for kind, key, what in (
+                ("eagle3", "mask_hidden", "P-EAGLE"),
+                ("dflash", "layers.0.attention_conv.base_kernel", "DFlash 2"),
+                ("eagle3", "midlayer.self_attn.q_norm.weight", "norms of queries"),
+                ("medusa", "token_map", "a list of the tokens"),
+            )
+        ),
         ("medusa", {"9999.0.linear.weight": (32, 32)}, "9999.0.linear.weight, though it has 10 weights in all"),
     ],
 )
