@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import tiny
 from foretoken.heads import HEADS
 from foretoken.heads.head import PublishedHead, new_head
 from foretoken.heads.layer import causal
@@ -18,11 +17,9 @@ from foretoken.train.loop import read_texts
 from foretoken.train.losses import LOSSES, Texts, dflash_loss, drawn_places, eagle_loss, gumiho_loss, medusa_loss, noisy
 from models_zoo import random_medusa
 from test_heads import of_block
+from test_train import lm
 
-
-@pytest.fixture(scope="module")
-def lm() -> CausalLM:
-    return CausalLM(tiny.llama(0, layers=6).requires_grad_(False))
+__all__ = ["lm"]
 
 
 @pytest.mark.parametrize("regress_only", [False, True])
