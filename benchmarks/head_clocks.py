@@ -13,7 +13,7 @@ from foretoken.measure.clocks import Clock, record
 PARTS = ("prefill", "1st level", "2nd level", "later levels", "whole chain")
 
 
-def record_parts(rows: HeadRows[Any], clocks: dict[str, Clock]) -> None:
+def record_parts(rows: HeadRows, clocks: dict[str, Clock]) -> None:
     """From now on the clocks, one for each of PARTS, run during what runs the head."""
     level, score_own, keep = 0, rows.score_own, rows.keep
 

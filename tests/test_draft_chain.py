@@ -44,7 +44,7 @@ REPEATED = [7, 200, 7, 41, 7, 300, 42] * 6
 
 
 # Heads of random weights are told to be useless after so many drafts, in whichever test that is.
-pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
 # EAGLE-3 heads of random weights, one of them with a vocabulary and flags of its own, beside the trained models.
 EAGLE3 = {"eagle3": (None, False), "eagle3-trimmed": (500, True)}
 ROWS = {

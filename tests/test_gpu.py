@@ -33,7 +33,7 @@ folders = test_heads_engine.folders
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("unchecked"),
-    pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning"),
+    pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 PROMPTS = test_heads_engine.PROMPTS

@@ -16,7 +16,7 @@ from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 
-pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self"]
 
 
@@ -98,9 +98,3 @@ def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree
 def test_refused(folders, kind, options, message):
     with pytest.raises(ForetokenError, match=message):
         load(folders, kind, **options)
-
-
-def test_another_target_is_refused(folders, tmp_path):
-    other = tiny.save(tiny.llama(1, hidden=48), tmp_path / "other")
-    with pytest.raises(ForetokenError, match=r"hidden size 64, and .* has 48"):
-        foretoken.load(other, drafter=folders["eagle"], device="cpu")

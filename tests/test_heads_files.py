@@ -18,7 +18,6 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import UnknownTargetWarning, head_kind, load_head, load_to_train, save_head
-from foretoken.heads.eagle3 import Eagle3
 from foretoken.heads.head import PublishedHead, new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
@@ -26,6 +25,8 @@ from test_heads import lm, plain, target
 from thinning import one_in
 
 __all__ = ["lm", "target"]
+Weights = dict[str, Tensor]
+Config = dict[str, Any]
 
 
 def published(target: TargetParts) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -81,7 +82,7 @@ CONFIGS = {"dflash": OF_BLOCKS, "jetflow": OF_BLOCKS | {"dflash_config": CAUSAL}
 FILES = {"medusa": "medusa_lm_head.pt", "hydra": "hydra_lm_head.pt"}
 
 
-def checkpoint(kind: str, target: TargetParts) -> dict[str, Tensor]:
+def checkpoint(kind: str, target: TargetParts) -> Weights:
     torch.manual_seed(3)
     weights = {key: 0.2 * torch.randn(shape) for key, shape in published(target)[kind].items()}
     if kind in ("eagle", "gumiho"):
@@ -91,6 +92,16 @@ def checkpoint(kind: str, target: TargetParts) -> dict[str, Tensor]:
         weights["d2t"] = chosen - torch.arange(len(chosen))
         weights["t2d"] = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, chosen, True)
     return weights
+
+
+def loaded(
+    folder: Path, weights: Weights, config: Config | str, target: TargetParts, file: str = "model.safetensors"
+) -> PublishedHead:
+    """The head in a new folder with these weights and this config.json."""
+    folder.mkdir()
+    save_file({key: value.contiguous() for key, value in weights.items()}, folder / file)
+    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    return load_head(folder, target)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -117,66 +128,45 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
 
 
 def test_the_size_of_blocks_is_read_of_heads_with_blocks_alone(target: TargetParts, tmp_path: Path) -> None:
-    save_file(checkpoint("eagle", target), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"block_size": 2048}))
     with pytest.warns(UnknownTargetWarning):
-        assert isinstance(load_head(tmp_path, target), PublishedHead)
+        assert loaded(tmp_path / "head", checkpoint("eagle", target), {"block_size": 2048}, target).kind == "eagle"
+
+
+UNFIT_BLOCKS: list[tuple[Config, str]] = [
+    ({"dflash_config": {}}, "names no mask_token_id"),
+    ({"dflash_config": {"mask_token_id": 100_000}}, "names no mask_token_id"),
+    ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token's number, not -1"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [6]}}, r"reads the target's layers \[6\]"),
+    ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
+    *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (1, 257, 100_000)),
+    ({"block_size": 0}, "block_size must be a whole number above 0"),
+    ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
+    ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
+]
+UNFIT: list[tuple[Config | str, str]] = [
+    *((content, r"config.json is no JSON object: remove it") for content in ("[]", "null", "7", '"x"')),
+    *(
+        ({"eagle_aux_hidden_state_layer_ids": layers}, r"reads the target's layers \(.*\), and .* has 6")
+        for layers in ([1, 2, 6], [-2, 2, 3])
+    ),
+    ({"num_attention_heads": 1000}, "attention heads of width 0, which does not divide its 32"),
+    ({"fc_norm": True}, "lacks fc_norm.0.weight"),
+    ({"norm_before_fc": True}, "lacks input_norm.weight"),
+]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("kind", "config", "message"),
     [
-        ({"dflash_config": {}}, "names no mask_token_id"),
-        ({"dflash_config": {"mask_token_id": 100_000}}, "names no mask_token_id"),
-        ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token's number, not -1"),
-        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [6]}}, r"reads the target's layers \[6\]"),
-        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
-        *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (1, 257, 100_000)),
-        ({"block_size": 0}, "block_size must be a whole number above 0"),
-        ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
-        ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
+        *(("dflash", OF_BLOCKS | change, message) for change, message in UNFIT_BLOCKS),
+        *(("eagle3", config, message) for config, message in UNFIT),
     ],
 )
-def test_a_block_that_cannot_be_drafted(
-    change: dict[str, Any], message: str, target: TargetParts, tmp_path: Path
+def test_configurations_that_do_not_fit_are_refused(
+    kind: str, config: Config | str, message: str, target: TargetParts, tmp_path: Path
 ) -> None:
-    save_file(checkpoint("dflash", target), tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(OF_BLOCKS | change))
     with pytest.raises(ForetokenError, match=message):
-        load_head(tmp_path, target)
-
-
-def test_speculators_layout(target: TargetParts, tmp_path: Path) -> None:
-    weights = checkpoint("eagle3", target)
-    config = {
-        "norm_before_residual": True,
-        "transformer_layer_config": {"num_attention_heads": target.shape.heads, "head_dim": target.shape.head_dim},
-    }
-    for folder, renamed in (("ours", False), ("theirs", True)):
-        (tmp_path / folder).mkdir()
-        named = {k.replace("midlayer.", "layers.0.") if renamed else k: v for k, v in weights.items()}
-        save_file(named, tmp_path / folder / "model.safetensors")
-        (tmp_path / folder / "config.json").write_text(json.dumps(config))
-    features, ids = torch.randn(4, 3 * target.hidden), [4, 8, 15, 16, 23]
-    with pytest.warns(UnknownTargetWarning):
-        ours, theirs = (load_head(tmp_path / folder, target) for folder in ("ours", "theirs"))
-    assert torch.equal(plain(ours, features, ids, []), plain(theirs, features, ids, []))
-    assert ours.midlayer.norm_before_residual
-
-
-def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
-    """d2t is an offset: draft token i is target token i + d2t[i]; all others cannot be drafted."""
-    weights = checkpoint("eagle3", target)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.warns(UnknownTargetWarning):
-        head = load_head(tmp_path, target)
-    assert isinstance(head, Eagle3)
-    states = torch.randn(2, target.hidden)
-    own = head.logits(states)
-    whole = head.open(1, 4, None).whole(own, float("-inf"))
-    chosen = torch.nonzero(weights["t2d"]).flatten()
-    assert torch.equal(whole[:, chosen], own)
-    assert torch.isinf(whole).sum() == 2 * (target.vocab_size - len(chosen))
+        loaded(tmp_path / "head", checkpoint(kind, target), config, target)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +179,20 @@ def test_draft_vocabulary_offsets(target: TargetParts, tmp_path: Path) -> None:
         ("hydra", {"hydra_mlp.1.1.linear.bias": None}, "lacks hydra_mlp.1.1.linear.bias"),
         ("medusa", {"1.1.weight": (300, 32)}, r"1.1.weight has shape \(300, 32\)"),
         ("medusa", {f"{i}.1.weight": (300, 32) for i in range(3)}, "target with vocabulary 300"),
-        ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40"),
+        ("eagle", {"fc.weight": (32, 80)}, "target with hidden size 40, and .* has 32"),
         ("eagle3", {"t2d": (99,)}, "target with vocabulary 99"),
         ("eagle3", {"d2t": (60,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"d2t": (0,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"t2d": ()}, r"t2d has shape \(\) instead of 1 dimensions: take another"),
+        *(
+            (kind, {key: (8,)}, f"holds a .*{what}.*, which is not read: take one")
+            for kind, key, what in (
+                ("eagle3", "mask_hidden", "P-EAGLE"),
+                ("dflash", "layers.0.attention_conv.base_kernel", "DFlash 2"),
+                ("eagle3", "midlayer.self_attn.q_norm.weight", "norms of queries"),
+                ("medusa", "token_map", "a list of the tokens"),
+            )
+        ),
         ("medusa", {"9999.0.linear.weight": (32, 32)}, "9999.0.linear.weight, though it has 10 weights in all"),
     ],
 )
@@ -304,39 +303,10 @@ def test_damaged_configurations_are_refused(
     if inner and key != "transformer_layer_config":
         config = {"transformer_layer_config": config}
     with pytest.raises(ForetokenError, match=rf"config.json, {key} must be {wanted}.*, not .*: mend it"):
-        configured(config, "eagle3", target, tmp_path)
-
-
-def configured(config: object, kind: str, target: TargetParts, folder: Path) -> PublishedHead:
-    """The head of a published checkpoint with this config.json."""
-    save_file(checkpoint(kind, target), folder / "model.safetensors")
-    (folder / "config.json").write_text(config if isinstance(config, str) else json.dumps(config))
-    return load_head(folder, target)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        *((content, r"config.json is no JSON object: remove it") for content in ("[]", "null", "7", '"x"')),
-        *(
-            ({"eagle_aux_hidden_state_layer_ids": layers}, r"reads the target's layers \(.*\), and .* has 6")
-            for layers in ([1, 2, 6], [-2, 2, 3])
-        ),
-    ],
-)
-def test_configurations_that_do_not_fit_are_refused(
-    config: object, message: str, target: TargetParts, tmp_path: Path
-) -> None:
-    with pytest.raises(ForetokenError, match=message):
-        configured(config, "eagle3", target, tmp_path)
-
-
-def test_more_attention_heads_than_channels_are_refused(target: TargetParts, tmp_path: Path) -> None:
-    with pytest.raises(ForetokenError, match="attention heads of width 0, which does not divide its 32"):
-        configured({"num_attention_heads": 1000}, "eagle3", target, tmp_path)
+        loaded(tmp_path / "head", checkpoint("eagle3", target), config, target)
 
 
 def test_null_stands_for_the_default(target: TargetParts, tmp_path: Path) -> None:
     keys = ("head_dim", "num_attention_heads", "rms_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_output")
     with pytest.warns(UnknownTargetWarning):
-        assert configured(dict.fromkeys(keys), "eagle3", target, tmp_path).kind == "eagle3"
+        assert loaded(tmp_path / "head", checkpoint("eagle3", target), dict.fromkeys(keys), target).kind == "eagle3"

@@ -1,15 +1,12 @@
 """The layouts that draft heads are published in: each gives the scores of the same weights in their authors' names."""
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,13 +18,11 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import TargetParts, parts
 from foretoken.models.rotary import Rotary
 from test_heads import check_tree, lm, plain, target, wide
-from test_heads_files import FILES, checkpoint
+from test_heads_files import FILES, Config, Weights, checkpoint, loaded
 
 __all__ = ["lm", "target", "wide"]
 pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.checkpoint.UnknownTargetWarning")
 
-Weights = dict[str, Tensor]
-Config = dict[str, Any]
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -36,15 +31,6 @@ LONG = {
     "rope_type": "longrope", "factor": 2.0, "long_factor": [1.0] * 4, "short_factor": [1.0] * 4,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-
-
-def loaded(
-    folder: Path, weights: Weights, config: Config, target: TargetParts, file: str = "model.safetensors"
-) -> PublishedHead:
-    folder.mkdir()
-    save_file({key: value.contiguous() for key, value in weights.items()}, folder / file)
-    (folder / "config.json").write_text(json.dumps(config))
-    return load_head(folder, target)
 
 
 def check_alike(one: PublishedHead, other: PublishedHead) -> None:
@@ -179,34 +165,27 @@ def eagle31(target: TargetParts) -> Weights:
     return weights | {f"fc_norm.{i}.weight": 1 + 0.3 * torch.randn(target.hidden) for i in range(3)}
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
-
-
-@pytest.mark.parametrize("config", [{}, {"fc_norm": True, "norm_output": True}])
-def test_norms_of_each_layer_before_fc(config: Config, target: TargetParts, tmp_path: Path) -> None:
-    weights, d = eagle31(target), target.hidden
+@pytest.mark.parametrize(
+    ("norms", "config"),
+    [
+        (3, {}),
+        (3, {"fc_norm": True, "norm_output": True, "norm_before_residual": True}),
+        (1, {}),
+        (1, {"eagle_config": {"norm_before_fc": True}}),
+    ],
+)
+def test_norms_before_fc(norms: int, config: Config, target: TargetParts, tmp_path: Path) -> None:
+    """One for the states of each layer, or one for them all."""
+    weights, eps = eagle31(target) if norms == 3 else checkpoint("eagle3", target), target.shape.eps
+    names = [f"fc_norm.{i}.weight" for i in range(3)] if norms == 3 else ["input_norm.weight"]
+    if norms == 1:
+        weights["input_norm.weight"] = 1 + 0.3 * torch.randn(3 * target.hidden)
     head = loaded(tmp_path / "head", weights, config, target)
-    assert head.norm_output == bool(config)
-    features = 3 * torch.randn(5, 3 * d)
-    states = features.split(d, -1)
-    each = [normed(part, weights[f"fc_norm.{i}.weight"], target.shape.eps) for i, part in enumerate(states)]
-    torch.testing.assert_close(head.enter(features), torch.cat(each, -1) @ weights["fc.weight"].T)
-
-
-@pytest.mark.parametrize("config", [{}, {"eagle_config": {"norm_before_fc": True}}])
-def test_a_norm_of_all_layers_before_fc(config: Config, target: TargetParts, tmp_path: Path) -> None:
-    weights = checkpoint("eagle3", target) | {"input_norm.weight": 1 + 0.3 * torch.randn(3 * target.hidden)}
-    head = loaded(tmp_path / "head", weights, config, target)
+    assert head.norm_output == head.midlayer.norm_before_residual == ("norm_output" in config)
     features = 3 * torch.randn(5, 3 * target.hidden)
-    want = normed(features, weights["input_norm.weight"], target.shape.eps) @ weights["fc.weight"].T
-    torch.testing.assert_close(head.enter(features), want)
-
-
-@pytest.mark.parametrize(("flag", "key"), [("fc_norm", "fc_norm.0.weight"), ("norm_before_fc", "input_norm.weight")])
-def test_a_norm_that_is_named_must_be_there(flag: str, key: str, target: TargetParts, tmp_path: Path) -> None:
-    with pytest.raises(ForetokenError, match=f"lacks {key}"):
-        loaded(tmp_path / "head", checkpoint("eagle3", target), {flag: True}, target)
+    pairs = zip(features.chunk(norms, -1), names, strict=True)
+    each = [weights[name] * x / (x.square().mean(-1, keepdim=True) + eps).sqrt() for x, name in pairs]
+    torch.testing.assert_close(head.enter(features), torch.cat(each, -1) @ weights["fc.weight"].T)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -302,22 +281,6 @@ def test_two_weights_of_one_name_are_refused(target: TargetParts, tmp_path: Path
     ):
         loaded(tmp_path / "head", both, {}, target)
     loaded(tmp_path / "same", weights | {"model.fc.weight": weights["fc.weight"].clone()}, {}, target)
-
-
-@pytest.mark.parametrize(
-    ("kind", "more", "what"),
-    [
-        ("eagle3", "mask_hidden", "P-EAGLE"),
-        ("dflash", "layers.0.attention_conv.base_kernel", "DFlash 2"),
-        ("eagle3", "midlayer.self_attn.q_norm.weight", "norms of queries"),
-        ("medusa", "token_map", "a list of the tokens"),
-    ],
-)
-def test_heads_that_are_not_read_are_named(
-    kind: str, more: str, what: str, target: TargetParts, tmp_path: Path
-) -> None:
-    with pytest.raises(ForetokenError, match=rf"holds a .*{what}.*, which is not read: take one"):
-        loaded(tmp_path / "head", checkpoint(kind, target) | {more: torch.zeros(8)}, {}, target)
 
 
 @pytest.mark.parametrize("kernel", [False, True])

@@ -23,13 +23,14 @@ import tiny
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.lm import HeadLM
 from foretoken.heads.mtp import own_mtp
+from foretoken.heads.rows import HeadRows
 from foretoken.models import static
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.chains import ChainDraws
 from foretoken.models.features import FINAL
 from foretoken.models.load import load_model
 
-pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.usefulness.UselessHeadWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
 
 WIDTH, VOCAB = 32, 257
 SIZES: dict[str, Any] = {
@@ -121,15 +122,20 @@ def _of_transformers(target: CausalLM, tokens: list[int], levels: int) -> list[T
     return out
 
 
+def begun(target: CausalLM, rows: HeadRows) -> HeadRows:
+    """Rows of one sequence, which have read some of PROMPT."""
+    rows.join()
+    rows.learn([target.states(torch.tensor([PROMPT[:-1]]), (FINAL,))[0]])
+    rows.extend(0, PROMPT[1:6])
+    return rows
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_what_transformers_drafts(family: str, folders: dict[str, str]) -> None:
     """Longer than Mellum's window of 7, so that a layer that saw more would score otherwise."""
     target = load_model(folders[family], torch.device("cpu"), compile="off")
     want = _of_transformers(target, PROMPT, 4)
-    rows = HeadLM(own_mtp(target), "mtp").open(1, 64)
-    rows.join()
-    rows.learn([target.states(torch.tensor([PROMPT[:-1]]), (FINAL,))[0]])
-    rows.extend(0, PROMPT[1:6])
+    rows = begun(target, HeadLM(own_mtp(target), "mtp").open(1, 64))
     (scores,) = rows.score([PROMPT[6:]], [[-1, *range(len(PROMPT) - 7)]])
     for level, expected in enumerate(want):
         torch.testing.assert_close(scores[-1], expected, rtol=1e-4, atol=1e-4)
@@ -159,11 +165,7 @@ def test_recorded_levels_draft_what_transformers_drafts(
     head = own_mtp(target)
     forward = head.forward_of("mtp")
     forward.on_gpu = forward.compiling = True
-    rows = head.open(1, 64, forward)
-    rows.join()
-    rows.learn([target.states(torch.tensor([PROMPT[:-1]]), (FINAL,))[0]])
-    rows.extend(0, PROMPT[1:6])
-    drawn = rows.draft_chain(0, PROMPT[6:], ChainDraws(torch.zeros(6, 1), 0.0))
+    drawn = begun(target, head.open(1, 64, forward)).draft_chain(0, PROMPT[6:], ChainDraws(torch.zeros(6, 1), 0.0))
     assert drawn.tokens == [int(scores.argmax()) for scores in _of_transformers(target, PROMPT, 6)]
     assert forward.compiling  # nothing failed
     assert {nodes for _, _, nodes, _ in forward.ready} == {1, 8}

@@ -10,7 +10,7 @@ from foretoken.cli.options import demo_folder
 from foretoken.core.tree import opaque_tree, root_only
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
-from foretoken.heads.usefulness import ENOUGH, Usefulness, UselessHeadWarning
+from foretoken.heads.lm import ENOUGH, Usefulness, UselessHeadWarning
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 

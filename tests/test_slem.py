@@ -1,6 +1,7 @@
 """SLEM: strings as drafts. Whatever is drafted, the text is the target's; and what is drafted is the drafter's text."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -34,13 +35,15 @@ CASES = [
     (Opaque, static.chain(3), tables.CONTAINED),
     (IID, static.chain(1), tables.WIDER),
     (Opaque, static.kary(2, 2), tables.APART),  # nothing it writes can be said in the target's vocabulary
+    *((Opaque, static.kary(2, 2), tables.DRAFTER, longest_overlap, heals) for heals in (True, False)),
 ]
 
 
-@pytest.mark.parametrize(("law", "policy", "drafter"), CASES)
-def test_decoding_with_two_tokenizers_is_the_targets_own(law, policy, drafter):
+@pytest.mark.parametrize("case", CASES)
+def test_decoding_with_two_tokenizers_is_the_targets_own(case):
+    law, policy, drafter, *settings = case
     lm, small = tables.lms(drafter)
-    drafting = SLEMDrafter(small, tables.translation(drafter), policy, law, lm.vocab_size)
+    drafting = SLEMDrafter(small, tables.translation(drafter), policy, law, lm.vocab_size, *settings)
     assert tables.deviates(lm, drafting, VERIFIERS["exact-match"]) < 1e-12
 
 
@@ -73,10 +76,13 @@ def test_begin_of_text_comes_once_and_special_tokens_part_the_text():
     assert got == [1, *dest.encode(b"a the"), dest.eos, *dest.encode(b"hello")]
 
 
-def test_a_draft_goes_on_where_the_target_stands():
-    def drafted(before: str, more: bytes) -> list[bytes]:
-        return [T.tokens[i] for i in continuation(T, T.encode(before.encode()), more)]
+def spelled(align, before: str, more: bytes) -> list[bytes]:
+    """The target's tokens of what is drafted after a text."""
+    return [T.tokens[i] for i in align(T, T.encode(before.encode()), more)]
 
+
+def test_a_draft_goes_on_where_the_target_stands():
+    drafted = partial(spelled, continuation)
     assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]
     assert drafted("he", b"llo") == [b"llo"]  # "hello" would reach over the edge
     assert drafted("a ", b"the") == [b"t", b"he"]  # as would " the"
@@ -108,9 +114,7 @@ def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(bef
 
 
 def test_the_longest_overlap_goes_on_behind_what_is_unchanged():
-    def drafted(before: str, more: bytes) -> list[bytes]:
-        return [T.tokens[i] for i in longest_overlap(T, T.encode(before.encode()), more)]
-
+    drafted = partial(spelled, longest_overlap)
     assert drafted("a", b" the hello") == [b" the", b" ", b"hello"]  # nothing before the edge is split otherwise
     assert drafted("a ", b"the") == [b" the"]  # the text's last token is gone: its space is drafted once more
     assert drafted("he", b"llo") == [b"llo"]  # nothing overlaps: encoded alone
@@ -118,18 +122,11 @@ def test_the_longest_overlap_goes_on_behind_what_is_unchanged():
     assert longest_overlap(T, [T.eos], b"hello") == T.encode(b"hello")
 
 
-@pytest.mark.parametrize("heals", [True, False])
-def test_every_alignment_leaves_the_text_the_targets_own(heals):
-    lm, small = tables.lms(tables.DRAFTER)
-    translation = tables.translation(tables.DRAFTER)
-    drafting = SLEMDrafter(small, translation, static.kary(2, 2), Opaque, lm.vocab_size, longest_overlap, heals)
-    assert tables.deviates(lm, drafting, VERIFIERS["exact-match"]) < 1e-12
-
-
 def test_the_drafters_last_token_may_grow():
     text, newline = Followed(Translation(T, D), heals=True), T.ids[b"\n"]
     sequence = Inner([0], Sampling(), seeded(0), 1, text=text)
     assert text.follow([*T.encode(b"hel"), newline]) == D.encode(b"hel\n")[:-1]
+    assert text.edge.taken == b"\n"
     scores = sequence.scores(torch.zeros(1, 300), [[]])
     left = {D.tokens[i] for i in torch.nonzero(scores[0] == 0)[:, 0].tolist()}
     assert left == {b"\n", b"\n ", b"\n  "}
@@ -137,16 +134,12 @@ def test_the_drafters_last_token_may_grow():
     text._settled = 2  # a settled one may not
     assert text.follow([*T.encode(b"hel"), newline]) == D.encode(b"hel\n")
     assert torch.equal(sequence.scores(torch.zeros(1, 300), [[]]), torch.zeros(1, 300))
+    firm = Followed(Translation(T, D), heals=False)
+    assert firm.follow([*T.encode(b"hel"), newline]) == D.encode(b"hel\n")
+    assert not firm.edge.taken
     assert Followed(Translation(T, D), heals=True).follow([T.ids[b"he"]]) == [D.ids[b"he"]]
     bytes_ = vocabulary(zoo.byte_only())
     assert Followed(Translation(T, bytes_), heals=True).follow(T.encode(b"ab")) == bytes_.encode(b"ab")
-
-
-@pytest.mark.parametrize(("heals", "kept"), [(True, b"hel"), (False, b"hel\n")])
-def test_a_drafter_that_does_not_heal_keeps_its_last_token(heals: bool, kept: bytes):
-    row = Row(Translation(T, D), heals)
-    assert D.spell(row.follow([*T.encode(b"hel"), T.ids[b"\n"]])) == kept
-    assert row.edge.taken == b"hel\n"[len(kept) :]
 
 
 def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():
@@ -160,15 +153,7 @@ def test_it_does_not_grow_into_what_the_target_would_have_written_in_one():
     assert over.firsts == grown.firsts
 
 
-def load(**options):
-    return zoo.load_bytes(**{"vocab": "slem", "tree": "kary:2x3", **options})
-
-
-def decoder_of(engine, slots):
-    sequence = Sequence([5, 6, 7], Sampling(), seeded(0), 30)
-    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, slots)
-    decoder.join(sequence)
-    return decoder, sequence
+load = partial(zoo.load_bytes, vocab="slem", tree="kary:2x3")
 
 
 @pytest.mark.parametrize("merges", [[], zoo.MERGES[:5]])
@@ -177,7 +162,9 @@ def test_the_drafters_cache_holds_its_context_at_every_step(merges):
     drafter = zoo.byte_level(merges)
     model = tiny.llama(1, vocab=len(drafter))
     engine = load(drafter=model, drafter_tokenizer=drafter, tree="chain:3", law="opaque")
-    decoder, sequence = decoder_of(engine, 40)
+    sequence = Sequence([5, 6, 7], Sampling(), seeded(0), 30)
+    decoder = Decoder(engine.target, engine.drafter, engine.verifier, 1, 40)
+    decoder.join(sequence)
     lm = CausalLM(model)
     for _ in range(12):
         decoder.step()

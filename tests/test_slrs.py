@@ -51,10 +51,6 @@ def drafting(pair, depth=1, limit=64, seed=0, **settings):
     return lm, SLRSDrafter(small, translation, static.chain(depth), vocab_size=lm.vocab_size, limit=limit, **settings)
 
 
-def deviates(lm, drafter, rule=RULE, **sampling):
-    return tables.deviates(lm, drafter, rule, **sampling)
-
-
 CASES = [
     *(((pair, 2), {}) for pair in ("apart", "contained", "disjoint", "containing")),
     (("wider", 1), {}),
@@ -62,23 +58,20 @@ CASES = [
     *(((pair, 2), {"lookahead": most}) for pair in ("apart", "containing") for most in (1, 2)),
     *(((pair, 2), {"drafts": SingleTokens}) for pair in ("apart", "wider", "disjoint")),  # vocab union
 ]
+SAMPLING = [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 2}]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("case", "settings"), CASES)
-def test_decoding_with_two_tokenizers_is_the_targets_own(case, settings):
-    assert deviates(*drafting(*case, **settings)) < 1e-10
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.7}, {"top_k": 2}])
-def test_settings(sampling):
-    assert deviates(*drafting("apart", 2), **sampling) < 1e-10
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_exact_match_takes_the_same_drafts():
-    assert deviates(*drafting("apart", 2), VERIFIERS["exact-match"]) < 1e-10
+@pytest.mark.parametrize(
+    ("case", "settings", "rule", "sampling"),
+    [
+        *((*case, RULE, {}) for case in CASES),
+        *((("apart", 2), {}, RULE, sampling) for sampling in SAMPLING),
+        (("apart", 2), {}, VERIFIERS["exact-match"], {}),
+    ],
+)
+def test_decoding_with_two_tokenizers_is_the_targets_own(case, settings, rule, sampling):
+    assert tables.deviates(*drafting(*case, **settings), rule, **sampling) < 1e-10
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -93,7 +86,7 @@ def test_a_psi_of_one_segmentation_alone_would_be_seen(monkeypatch):
         )
 
     monkeypatch.setattr(Price, "_sum", shortest)
-    assert deviates(*drafting("apart", 1)) > 1e-3
+    assert tables.deviates(*drafting("apart", 1), RULE) > 1e-3
 
 
 def brute_psi(lm, drafter, ids, edge, most=6):

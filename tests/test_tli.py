@@ -9,7 +9,6 @@ import tiny_tables as tables
 import tokenizers_zoo as zoo
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
-from foretoken.draft.lm import LMDrafter
 from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS
@@ -32,8 +31,7 @@ CASES = [
 @pytest.mark.parametrize(("verifier", "law", "policy", "drafter"), CASES)
 def test_decoding_with_two_tokenizers_is_the_targets_own(verifier, law, policy, drafter):
     lm, small = tables.lms(drafter)
-    drafting = tli(TranslatedSource("tli", 0, small, tables.translation(drafter)), policy, law)
-    drafting = LMDrafter(drafting.lm, policy, law, lm.vocab_size)
+    drafting = tli(TranslatedSource("tli", lm.vocab_size, small, tables.translation(drafter)), policy, law)
     assert tables.deviates(lm, drafting, VERIFIERS[verifier]) < 1e-12
 
 

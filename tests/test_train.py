@@ -127,42 +127,35 @@ def test_a_stopped_run_goes_on_as_if_unbroken(kind: str, optimizer: str, lm: Cau
     second.run(lambda _: None)
     for a, b in zip(whole.head.parameters(), second.head.parameters(), strict=True):
         assert torch.equal(a, b)
-    other = Trainer(second.head, lm, second.batches, Plan(kind, 5, "other", "target"), tmp_path / "parts")
-    with pytest.raises(ForetokenError, match="was made with another tokens, data"):
-        other.resume()
+
+
+NEEDED = ("head", "optimizers", "feature_scale", "feature_sizes", "step", "tokens", "smooth")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "gumiho"])
+def test_a_checkpoint_that_is_damaged_or_lacks_something_is_refused(kind: str, lm: CausalLM, tmp_path: Path) -> None:
+    made = trainer(lm, kind, tmp_path)
+    made.save()
+    path = tmp_path / "checkpoint.pt"
+    state, whole = torch.load(path), path.read_bytes()
+    lacking = {
+        "steps": "made by an earlier version, which took another number of steps",
+        **{key: f"checkpoint.pt lacks its {key}: remove it to start again" for key in NEEDED},
+    }
     if kind == "gumiho":  # its MLPs read less in earlier versions
-        path = tmp_path / "parts" / "checkpoint.pt"
-        torch.save({key: value for key, value in torch.load(path).items() if key != "mlp_input"}, path)
-        with pytest.raises(ForetokenError, match="is of the head as an earlier version had it"):
-            second.resume()
-    state = torch.load(tmp_path / "parts" / "checkpoint.pt")
-    torch.save({key: value for key, value in state.items() if key != "steps"}, tmp_path / "parts" / "checkpoint.pt")
-    with pytest.raises(ForetokenError, match="made by an earlier version, which took another number of steps"):
-        second.resume()
-    (tmp_path / "parts" / "checkpoint.pt").write_bytes(b"broken")
-    with pytest.raises(ForetokenError, match="cannot be read"):
-        other.resume()
-
-
-def test_a_checkpoint_that_is_damaged_within_is_refused(lm: CausalLM, tmp_path: Path) -> None:
-    made = trainer(lm, "eagle3", tmp_path)
-    made.save()
-    path = tmp_path / "checkpoint.pt"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] + bytes(4096) + whole[len(whole) // 2 + 4096 :])
-    with pytest.raises(ForetokenError, match="cannot be read"):
-        made.resume()
-
-
-def test_a_checkpoint_that_lacks_something_is_refused(lm: CausalLM, tmp_path: Path) -> None:
-    made = trainer(lm, "eagle3", tmp_path)
-    made.save()
-    path = tmp_path / "checkpoint.pt"
-    state = torch.load(path)
-    for key in ("head", "optimizers", "feature_scale", "feature_sizes", "step", "tokens", "smooth"):
+        lacking["mlp_input"] = "is of the head as an earlier version had it"
+    for key, message in lacking.items():
         torch.save({name: value for name, value in state.items() if name != key}, path)
-        with pytest.raises(ForetokenError, match=rf"checkpoint.pt lacks its {key}: remove it to start again"):
+        with pytest.raises(ForetokenError, match=message):
             made.resume()
+    for damaged in (b"broken", whole[: len(whole) // 2] + bytes(4096) + whole[len(whole) // 2 + 4096 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(ForetokenError, match="cannot be read"):
+            made.resume()
+    path.write_bytes(whole)
+    made.plan = Plan(kind, 5, "other", "target")
+    with pytest.raises(ForetokenError, match="was made with another tokens, data"):
+        made.resume()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -376,12 +369,13 @@ def test_a_trimmed_vocabulary_is_learnt_from_the_commonest_tokens(lm: CausalLM, 
     head = new_head("eagle3", parts(lm), tokens=tokens)
     start_from_target(head)
     torch.testing.assert_close(head.lm_head.weight, lm.model.get_output_embeddings().weight[tokens])
-    own = head.logits(torch.randn(3, lm.hidden_size)).detach()
-    q = head.open(1, 4, None).whole(own, float("-inf")).softmax(-1)
-    assert torch.nonzero(q.sum(0)).flatten().tolist() == [1, 3, 5, 9]
     save_head(head, tmp_path)
-    loaded = load_head(tmp_path, parts(lm))
-    assert (loaded.d2t + torch.arange(4)).tolist() == [1, 3, 5, 9]
+    for each in (head, load_head(tmp_path, parts(lm))):
+        own = each.logits(torch.randn(3, lm.hidden_size)).detach()
+        whole = each.open(1, 4, None).whole(own, float("-inf"))
+        assert torch.equal(whole[:, tokens], own)
+        assert torch.nonzero(whole.softmax(-1).sum(0)).flatten().tolist() == tokens.tolist()
+        assert (each.d2t + torch.arange(4)).tolist() == tokens.tolist()
     with pytest.raises(ForetokenError, match="The draft vocabulary is 0"):
         commonest(data, 0, lm.vocab_size)
     with pytest.raises(ForetokenError, match="only eagle3 can have a trimmed draft vocabulary"):

@@ -16,16 +16,22 @@ from foretoken.models.text import encode
 from foretoken.train.data import Batches, Record, Row, records, rows
 
 
+def written(folder: Path, *lines: object, mark: str = "") -> list[Record]:
+    """The records of a file of these JSON lines; a line that is a string stands there as it is."""
+    path = folder / "d.jsonl"
+    path.write_text(mark + "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return list(records([str(path)]))
+
+
 def test_data(tmp_path: Path) -> None:
     lines = [
         {"id": "a", "conversations": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes " * 9}]},
         {"text": "some text of its own, long enough"},
         {"prompt": "given", "text": "learnt and learnt and learnt"},
     ]
-    path = tmp_path / "d.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    written(tmp_path, *lines)
     (tmp_path / "plain.txt").write_text("x" * 100)
-    found = list(records([str(path), str(tmp_path / "plain.txt")]))
+    found = list(records([str(tmp_path / "d.jsonl"), str(tmp_path / "plain.txt")]))
     assert found[0] == Record([{"role": "user", "content": "hi"}], "yes " * 9)
     cut = rows(found, tiny.tokenizer(), 64)
     assert [len(row.ids) for row in cut] == [57, 34, 34, 64, 37]
@@ -39,15 +45,6 @@ def test_data(tmp_path: Path) -> None:
     ids, mask = Batches([Row(np.arange(n, dtype=np.int64), 0) for n in (16, 40)], 2, 0)[0]
     assert ids.shape == (2, 40)
     assert sorted(mask.sum(1).tolist()) == [16, 40]  # no text is all padding
-    for bad, message in (
-        ('{"x": 1}', "line 1 is no training text"),
-        ("[", "line 1"),
-        ('{"text": 3}', "strings"),
-        ('"ids"', "no training text"),
-    ):
-        path.write_text(bad + "\n")
-        with pytest.raises(ForetokenError, match=message):
-            list(records([str(path)]))
     with pytest.raises(ForetokenError, match="Cannot read"):
         list(records([str(tmp_path / "none.txt")]))
 
@@ -71,13 +68,18 @@ def turns(*contents: object) -> dict[str, Any]:
         ({"text": "a\ud83d"}, r"The text in .*line 2 is not valid Unicode: character 2 .*U\+D83D"),
         (turns("\ude00"), r"The text in .*line 2 is not valid Unicode: character 1 .*U\+DE00"),
         ({"text": "a", "token_ids": [1, -1]}, "line 2 has token_ids that are no list of whole numbers"),
+        ({"x": 1}, "line 2 is no training text"),
+        ("[", "line 2 is no training text"),
+        ({"text": 3}, "line 2 must hold strings"),
+        ('"ids"', "line 2 is no training text"),
+        ({"ids": "abc"}, "line 2 has ids that are no list of whole numbers"),
+        ({"ids": [10**30]}, "line 2 has ids that are no list of whole numbers"),
+        ({"ids": [1], "given": 2}, "line 2 has given 2"),
     ],
 )
-def test_a_line_that_is_no_text_is_named(bad: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps({"text": "good \U0001f600"}) + "\n" + json.dumps(bad) + "\n")
+def test_a_line_that_is_no_text_is_named(bad: dict[str, Any] | str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ForetokenError, match=message):
-        list(records([str(path)]))
+        written(tmp_path, {"text": "good \U0001f600"}, bad)
 
 
 def test_json_lines_end_at_newlines_alone(tmp_path: Path) -> None:
@@ -104,44 +106,32 @@ def test_files_of_short_texts_alone_are_named(tmp_path: Path) -> None:
 
 
 def test_records_may_be_token_ids(tmp_path: Path) -> None:
-    path = tmp_path / "ids.jsonl"
     for mark in ("", "\ufeff"):
-        path.write_text(mark + json.dumps({"ids": list(range(20)), "given": 4}) + "\n")
-        (row,) = rows(list(records([str(path)])), tiny.tokenizer(), 64)
-        assert row.ids.tolist() == list(range(20))
+        (row,) = rows(written(tmp_path, {"ids": [*range(20)], "given": 4}, mark=mark), tiny.tokenizer(), 64)
+        assert row.ids.tolist() == [*range(20)]
         assert row.skipped == 4
-    for bad, what in (
-        ({"ids": "abc"}, "no list of whole numbers"),
-        ({"ids": [10**30]}, "no list of whole"),
-        ({"ids": [1], "given": 2}, "given 2"),
-    ):
-        path.write_text(json.dumps(bad) + "\n")
-        with pytest.raises(ForetokenError, match=what):
-            list(records([str(path)]))
 
 
 def test_what_a_model_has_sampled_is_learnt_as_it_was_sampled(tmp_path: Path) -> None:
     """The tokenizer would merge its pieces and end it, although the model stopped at a length."""
-    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer(("ab",))
+    tokenizer = tiny.tokenizer(("ab",))
     ids = [tokenizer.convert_tokens_to_ids("ab")] * 20  # the tokenizer itself would write single letters
     said = {"text": "ab" * 19 + "a", "token_ids": ids, "finish_reason": "length"}
     asked = [{"role": "user", "content": "hi"}]
-    path.write_text(json.dumps({"prompt": "given", **said}) + "\n" + json.dumps({"messages": asked, **said}) + "\n")
+    both = written(tmp_path, {"prompt": "given", **said}, {"messages": asked, **said})
     before = [encode(tokenizer, "given"), encode(tokenizer, "user: hi\nassistant: ")]
-    for row, given in zip(rows(list(records([str(path)])), tokenizer, 64), before, strict=True):
+    for row, given in zip(rows(both, tokenizer, 64), before, strict=True):
         assert row.ids.tolist() == [*given, *ids]
         assert row.skipped == len(given)
-    path.write_text(json.dumps({"prompt": "given", "text": "other", "token_ids": ids}))
     with pytest.raises(ForetokenError, match="line 1 has token_ids that are not those of its text for this target"):
-        rows(list(records([str(path)])), tokenizer, 64)
+        rows(written(tmp_path, {"prompt": "given", "text": "other", "token_ids": ids}), tokenizer, 64)
 
 
 def test_a_conversation_that_the_template_refuses_is_named_by_its_line(tmp_path: Path) -> None:
-    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
+    tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system') }}"
-    path.write_text("\n" + json.dumps(turns("a", "b" * 20)))
     with pytest.raises(ForetokenError, match=r"d\.jsonl, line 2 .*no system"):
-        rows(list(records([str(path)])), tokenizer, 64)
+        rows(written(tmp_path, "", turns("a", "b" * 20)), tokenizer, 64)
 
 
 def test_conversations_have_the_form_of_the_chat_template() -> None:
@@ -165,8 +155,7 @@ def test_a_token_of_both_prompt_and_text_is_learnt() -> None:
 
 def test_a_text_without_a_prompt_may_lack_the_space_that_its_tokens_begin_with(tmp_path: Path) -> None:
     """As tokenizers of the SentencePiece kind decode it: alone without the space, behind a prompt with it."""
-    path, tokenizer = tmp_path / "d.jsonl", tiny.tokenizer()
+    tokenizer = tiny.tokenizer()
     ids = encode(tokenizer, "word " * 5)
-    path.write_text(json.dumps({"text": " " + "word " * 5, "token_ids": ids}))
-    (row,) = rows(list(records([str(path)])), tokenizer, 64)
+    (row,) = rows(written(tmp_path, {"text": " " + "word " * 5, "token_ids": ids}), tokenizer, 64)
     assert row.ids.tolist() == ids

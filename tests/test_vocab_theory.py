@@ -64,9 +64,7 @@ def test_theorem_41_holds_with_a_special_token_that_both_have(seed):
     union, drafted = step(lm, drafter, "string-rejection")
     turn = target.convert_tokens_to_ids("<|turn|>")
     assert drafted[turn] > 0
-    token_level, drafted = step(
-        lm, LMDrafter(tli(TranslatedSource("tli", 5, small, translation), chain, IID).lm, chain, IID, 5), "standard"
-    )
+    token_level, drafted = step(lm, tli(TranslatedSource("tli", 5, small, translation), chain, IID), "standard")
     assert drafted[turn] > 0
     assert union <= token_level + 1e-12
     _, drafted = step(lm, SLEMDrafter(small, translation, chain, IID, 5), "exact-match")
@@ -85,8 +83,7 @@ def test_table_3_is_what_a_step_accepts_and_theorem_41_holds(drafter, seed):
     union, _ = step(lm, SLRSDrafter(small, translation, chain, drafts=SingleTokens, **settings), "string-rejection")
     assert union == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-10)
 
-    intersection = tli(TranslatedSource("tli", 5, small, translation), chain, IID).lm
-    token_level, _ = step(lm, LMDrafter(intersection, chain, IID, lm.vocab_size), "standard")
+    token_level, _ = step(lm, tli(TranslatedSource("tli", lm.vocab_size, small, translation), chain, IID), "standard")
     assert token_level == pytest.approx(float(torch.minimum(p, q / q.sum()).sum()), abs=1e-10)
     assert union <= token_level + 1e-12  # Theorem 4.1
     if float(q.sum()) < 0.99:

@@ -125,7 +125,7 @@ def train(
     try:
         run(
             lm, load_tokenizer(source), asked, texts, measured, out, tell, machine(chosen), epochs, evaluate_every,
-            cache, lambda line: print(line, file=sys.stderr), first,
+            cache, first,
         )  # fmt: skip
     except KeyboardInterrupt:
         saved = (out / CHECKPOINT).exists()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import Any
 
 from torch import Tensor
 
@@ -41,9 +40,9 @@ class HeadDraftSession(LMDraftSession):
     """
 
     drafter: HeadDrafter
-    rows: HeadRows[Any]
+    rows: HeadRows
 
-    def __init__(self, drafter: HeadDrafter, rows: HeadRows[Any]) -> None:
+    def __init__(self, drafter: HeadDrafter, rows: HeadRows) -> None:
         super().__init__(drafter, rows)
         self._columns = None if rows.columns is None else rows.columns.tolist()
 

@@ -77,7 +77,7 @@ class LMDraftSession:
     in less time; `__init__` finds out which of them the rows have.
     """
 
-    def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows[Any]) -> None:
+    def __init__(self, drafter: LMDrafter, rows: Rows | HeadRows) -> None:
         """drafter: whose trees are drafted. rows: the cache of its model, with no row in use."""
         self.drafter = drafter
         self.rows = rows

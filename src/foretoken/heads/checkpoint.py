@@ -294,10 +294,8 @@ def _fill(head: PublishedHead, weights: dict[str, Tensor], path: Path) -> None:
     own = head.state_dict()
     missing, unexpected = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     if missing or unexpected:
-        parts = []
-        for what, keys in (("lacks", missing), ("has the unexpected", unexpected)):
-            if keys:
-                parts.append(f"{what} {', '.join(keys[:8])}")
+        lists = (("lacks", missing), ("has the unexpected", unexpected))
+        parts = [f"{what} {', '.join(keys[:8])}" for what, keys in lists if keys]
         raise ForetokenError(f"{path} {' and '.join(parts)}: it is no whole {head.kind} head.")
     for key, value in weights.items():
         if own[key].shape != value.shape:

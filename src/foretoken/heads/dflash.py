@@ -10,7 +10,7 @@ of the package dflash 0.1.0 and of JetFlow's heads, which are the same but for t
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,45 +18,18 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float, Int
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.flat import FlatRow, LevelRows
-from foretoken.heads.head import PublishedHead
-from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached, turned
-from foretoken.heads.rows import CHUNK, HeadSlots, planes_of
+from foretoken.heads.flat import LevelRows
+from foretoken.heads.head import Backend, PublishedHead
+from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached
+from foretoken.heads.rows import CHUNK, HeadRow, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FINAL
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
 LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
 ROWS = 8192  # rows of an embedding that are looked at at once
 READ = "target_layer_ids"  # config.json's name for the layers whose states it reads: i is for those that leave layer i
-
-
-class NormedAttention(Attention):
-    """Attention whose queries and keys are normed head by head, as in Qwen3."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        """Make the untrained linear layers and norms; shape: the sizes of the layer."""
-        super().__init__(shape)
-        self.q_norm = RMSNorm(shape.head_dim, shape.eps)
-        self.k_norm = RMSNorm(shape.head_dim, shape.eps)
-
-    def keys_values(self, x: Float[Tensor, "b n d"], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (keys, turned by their positions; values), each [b, kv_heads, n, head_dim].
-
-        x: what they are made of [b, n, width].
-        cos, sin: cosines and sines of the positions' rotary angles [1 or b, n, head_dim].
-        """
-        k, v = (p(x).view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2) for p in (self.k_proj, self.v_proj))
-        return turned(self.k_norm(k), cos, sin), v
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        q = self.q_proj(x).view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
-        y = attend(turned(self.q_norm(q), cos, sin), *self.keys_values(x, cos, sin))
-        return self.o_proj(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 class DFlash(PublishedHead):
@@ -91,7 +64,7 @@ class DFlash(PublishedHead):
         self.hidden_norm = RMSNorm(shape.hidden, shape.eps)
         self.layers = nn.ModuleList(DecoderLayer(shape, input_norm=True) for _ in range(num_layers))
         for layer in self.layers:
-            layer.self_attn = NormedAttention(shape)
+            layer.self_attn = Attention(shape, normed=True)
         self.norm = RMSNorm(shape.hidden, shape.eps)
 
     @classmethod
@@ -160,7 +133,7 @@ class DFlash(PublishedHead):
             x = layer(x, cos, sin, attend)
         return self.norm(x)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "DFlashRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "DFlashRows":
         return DFlashRows(self, batch, slots)
 
 
@@ -177,41 +150,41 @@ class DFlashRows(LevelRows):
     In the cache, the block's keys and values stand behind those of the text. The next step overwrites them.
     """
 
+    cache: SlotCache  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, head: DFlash, batch: int, slots: int) -> None:
         """Allocate the cache, with room for a block; head: the head that drafts; batch, slots: as in `Head.open`."""
-        room = slots + head.block
-        self._cache = SlotCache(planes_of(head.shape, len(head.layers), head.target), batch, room)
-        super().__init__(head.target, batch, FlatRow, HeadSlots(self._cache, room))
-        self.head = head
+        planes, room = planes_of(head.shape, len(head.layers), head.target), slots + head.block
+        super().__init__(head, batch, room, SlotCache(planes, batch, room))
 
     def _levels(self, fresh: list[int]) -> list[Float[Tensor, "k v"]]:
         return [self._of_block(i, self.rows[i]) for i in fresh]
 
-    def _of_block(self, i: int, row: FlatRow) -> Float[Tensor, "k v"]:
+    def _of_block(self, i: int, row: HeadRow) -> Float[Tensor, "k v"]:
         """Read the new states of `row`, whose index is i, and return the logits of all k levels."""
         head, device = self.head, self.target.device
         for start in range(row.read, len(row.features), CHUNK):
             self._read(i, start, row.features[start : start + CHUNK])
         row.read = at = len(row.features)
         root = row.tokens[row.above(len(row.tree) - 1)[0]]
-        self._cache.place(slice(i, i + 1), at, head.block, at + head.block)
+        self.cache.place(slice(i, i + 1), at, head.block, at + head.block)
         mask = None  # every token of a block sees the text and the whole block
         if head.causal:
             mask = torch.ones(head.block, at + head.block, dtype=torch.bool, device=device).tril(at)
         x = head.blocks(torch.tensor([[root]], device=device)).to(self.target.dtype)
         cos, sin = head.rotary.angles(torch.arange(at, at + head.block, device=device)[None])
-        states = head.run(x, cos, sin, [cached(self._cache, layer, mask) for layer in range(len(head.layers))])
+        states = head.run(x, cos, sin, [cached(self.cache, layer, mask) for layer in range(len(head.layers))])
         return self.target.logits(states[0, 1:])
 
     def _read(self, i: int, start: int, features: Float[Tensor, "n f"]) -> None:
         """Write keys and values made of the target's states into the cache of row i, from slot `start` on."""
         n = len(features)
-        self._cache.place(slice(i, i + 1), start, n, start + n)
+        self.cache.place(slice(i, i + 1), start, n, start + n)
         cos, sin = self.head.rotary.angles(torch.arange(start, start + n, device=features.device)[None])
         context = self.head.context(features[None])
         for number, layer in enumerate(self.head.layers):
             attention: Any = layer.self_attn
-            self._cache.update(*attention.keys_values(context, cos, sin), number)
+            self.cache.update(*attention.keys_values(context, cos, sin), number)
 
 
 @torch.no_grad()

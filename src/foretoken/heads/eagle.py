@@ -1,7 +1,7 @@
 """EAGLE and Gumiho draft with decoder layers on (embedding, state); Gumiho drafts later levels with MLPs at once."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
+from foretoken.heads.head import Backend
 from foretoken.heads.layer import Attend, DecoderLayer
 from foretoken.heads.serial import SerialLayers, SerialRows
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 
 class Eagle(SerialLayers):
@@ -42,17 +40,12 @@ class Eagle(SerialLayers):
         return cls(parts, parts.shape, layers or 1)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "Eagle":
+    def read(cls, checkpoint: Checkpoint, **more: int) -> "Eagle":
         checkpoint.check("hidden size", checkpoint.size("fc.weight")[1] // 2, checkpoint.parts.hidden)
         shape, layers = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
-        head = cls(checkpoint.parts, shape, layers, bias="fc.bias" in checkpoint.weights, **cls._more(checkpoint))
+        head = cls(checkpoint.parts, shape, layers, bias="fc.bias" in checkpoint.weights, **more)
         head.take_own(checkpoint)
         return head
-
-    @classmethod
-    def _more(cls, checkpoint: Checkpoint) -> dict[str, int]:
-        """Return further arguments of `__init__`, read off a checkpoint."""
-        return {}
 
     def joined(self, embedded: Float[Tensor, "*n d"], states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """Return what the layers read for tokens: the linear layer on their embeddings and states [*n, d].
@@ -121,20 +114,17 @@ class Gumiho(Eagle):
         return cls(parts, parts.shape, layers or 2, 5 if levels is None else levels - cls.SERIAL)
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "Eagle":
+    def read(cls, checkpoint: Checkpoint, **more: int) -> "Eagle":
         if "foretoken_head" in checkpoint.config and checkpoint.config.get("mlp_input") != "fc":
             raise ForetokenError(
                 f"{checkpoint.path} was trained by an earlier foretoken, whose MLPs do not read the drafted tokens as "
                 "Gumiho's do, so that it would draft badly: train it again with foretoken train gumiho."
             )
-        return super().read(checkpoint)
+        mlps, blocks = checkpoint.count(r"mlp\.(\d+)\."), checkpoint.count(r"mlp\.0\.(\d+)\.")
+        return super().read(checkpoint, num_mlps=mlps, num_blocks=blocks)
 
     def config(self) -> dict[str, Any]:
         return super().config() | {"mlp_input": "fc"}
-
-    @classmethod
-    def _more(cls, checkpoint: Checkpoint) -> dict[str, int]:
-        return {"num_mlps": checkpoint.count(r"mlp\.(\d+)\."), "num_blocks": checkpoint.count(r"mlp\.0\.(\d+)\.")}
 
     def cut(self, levels: int) -> None:
         """Drop the MLPs of all levels but the first `levels`.
@@ -150,14 +140,12 @@ class Gumiho(Eagle):
         """Return the states that all m MLPs make [*n, m, d]; both: `joined` of y and z side by side [*n, 2d]."""
         return torch.stack([mlp(both) for mlp in self.mlp], -2)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "GumihoRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "GumihoRows":
         return GumihoRows(self, batch, slots, backend)
 
 
 class GumihoRows(SerialRows):
     """The rows of Gumiho: the decoder layers draft two levels, the MLPs all others at once below each depth-2 node."""
-
-    head: Gumiho  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
@@ -165,8 +153,6 @@ class GumihoRows(SerialRows):
         levels = [[row.level(node) for node in nodes] for row, nodes in zip(self.rows, new, strict=True)]
         if all(level < Gumiho.SERIAL for of_row in levels for level in of_row):
             return super()._score(firsts)
-        if any(level < Gumiho.SERIAL for of_row in levels for level in of_row):
-            raise ForetokenError("A forward of Gumiho's head takes nodes of its serial or of its parallel levels only.")
         # The MLPs' levels take no slots: nodes there are in the tree only so that they can be named.
         owners = [[row.above(node)[Gumiho.SERIAL] for node in nodes] for row, nodes in zip(self.rows, new, strict=True)]
         self._run_parallel({(row, owner) for row, of_row in enumerate(owners) for owner in of_row})

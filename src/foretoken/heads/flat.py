@@ -6,8 +6,7 @@ depth i. What is made of the target's states is kept per row, not per node.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +14,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
-from foretoken.heads.head import PublishedHead
+from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm, cached
-from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.heads.rows import CHUNK, LOW, HeadRows, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.parts import LayerShape, TargetParts
-
-if TYPE_CHECKING:
-    from foretoken.heads.head import Backend
 
 
 class ResidualBlock(nn.Module):
@@ -45,28 +41,14 @@ class ResidualBlock(nn.Module):
         return self.res_connection(x) + torch.nn.functional.silu(self.linear(x))
 
 
-@dataclass
-class FlatRow(HeadRow):
-    """The state of one sequence in Medusa, Hydra, DFlash or JetFlow.
-
-    read: number of the target's states that were read into the head's cache; always 0 in a head without a cache.
-    made: what came of all states of the text: the logits of all k levels [k, v] in Medusa, DFlash and JetFlow, the
-        prefix state [d] in Hydra.
-    """
-
-    read: int = 0
-    made: Tensor = field(default_factory=lambda: torch.empty(0))
-
-    @property
-    def used(self) -> int:
-        return self.read
-
-
-class FlatRows(HeadRows[FlatRow]):
+class FlatRows(HeadRows):
     """The rows of a head that runs no forward on committed tokens, since it reads the target's states of them."""
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         self.rows[row].length += len(tokens)
+
+    def _keep_slots(self, row: int, nodes: list[int]) -> None:
+        """Do nothing: what the cache keeps is of the target's states."""
 
     def _fresh(self, firsts: list[int]) -> list[int]:
         """Return the indices of the rows that score their first node since the last `keep`."""
@@ -126,8 +108,8 @@ class Medusa(PublishedHead):
         scaled = states / self.feature_scale
         return torch.stack([head(scaled) for head in self.children()], -2)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "MedusaRows":
-        return MedusaRows(self, batch)
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "MedusaRows":
+        return MedusaRows(self, batch, 0, None)
 
 
 class LevelRows(FlatRows):
@@ -161,31 +143,8 @@ class LevelRows(FlatRows):
 class MedusaRows(LevelRows):
     """The rows of Medusa: one call for all levels of all rows."""
 
-    def __init__(self, head: Medusa, batch: int) -> None:
-        """Make rows; head: the head that drafts; batch: the largest number of rows."""
-        super().__init__(head.target, batch, FlatRow)
-        self.head = head
-
     def _levels(self, fresh: list[int]) -> Float[Tensor, "r k v"]:
         return self.head.levels(torch.stack([self.rows[i].features[-1] for i in fresh]))
-
-
-class Prefix(nn.Module):
-    """Hydra's prefix layer: a decoder layer over the target's states, and a norm."""
-
-    def __init__(self, shape: LayerShape) -> None:
-        """Make an untrained layer; shape: its sizes."""
-        super().__init__()
-        self.layers = nn.ModuleList([DecoderLayer(shape, input_norm=True)])
-        self.norm = RMSNorm(shape.hidden, shape.eps)
-
-    def forward(self, states: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the prefix states [b, n, d].
-
-        states: the target's states, scaled [b, n, d].
-        cos, sin, attend: as in `Hydra.prefix_states`.
-        """
-        return self.norm(self.layers[0](states, cos, sin, attend))
 
 
 class Hydra(PublishedHead):
@@ -214,7 +173,10 @@ class Hydra(PublishedHead):
         super().__init__(parts)
         self.depth, self.shape = num_heads, shape
         d = parts.hidden
-        self.prefix_embeding_layer = Prefix(shape) if prefix else None
+        self.prefix_embeding_layer: Any = None
+        if prefix:
+            layers, norm = nn.ModuleList([DecoderLayer(shape, input_norm=True)]), RMSNorm(shape.hidden, shape.eps)
+            self.prefix_embeding_layer = nn.ModuleDict({"layers": layers, "norm": norm})
         # In the published layout every residual block, and every LM head, comes after a module without weights.
         widths = [[(i + 2) * d, *[d] * (num_blocks - 1)] for i in range(num_heads)]
         self.hydra_mlp = nn.ModuleList(
@@ -255,8 +217,8 @@ class Hydra(PublishedHead):
         cos, sin: cosines and sines of the rotary angles of their positions [1 or b, n, head_dim].
         attend: computes attention, as in `Attention`.
         """
-        scaled = features / self.feature_scale
-        return scaled if self.prefix_embeding_layer is None else self.prefix_embeding_layer(scaled, cos, sin, attend)
+        scaled, prefix = features / self.feature_scale, self.prefix_embeding_layer
+        return scaled if prefix is None else prefix["norm"](prefix["layers"][0](scaled, cos, sin, attend))
 
     def level(self, i: int, prefix: Float[Tensor, "... d"], embedded: list[Tensor]) -> Float[Tensor, "... v"]:
         """Return the logits of level i [..., v].
@@ -268,7 +230,7 @@ class Hydra(PublishedHead):
         given = torch.cat((prefix, *(e.to(prefix.dtype) for e in embedded)), -1)
         return self.hydra_lm_head[i](self.hydra_mlp[i](given))
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HydraRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "HydraRows":
         return HydraRows(self, batch, slots)
 
 
@@ -278,11 +240,10 @@ class HydraRows(FlatRows):
     @torch.inference_mode()
     def __init__(self, head: Hydra, batch: int, slots: int) -> None:
         """Allocate the cache of a prefix layer; head: the head that drafts; batch, slots: as in `Head.open`."""
-        of_prefix = None
+        cache = None
         if head.prefix_embeding_layer is not None:
-            of_prefix = HeadSlots(SlotCache(planes_of(head.shape, 1, head.target), batch, slots), slots)
-        super().__init__(head.target, batch, FlatRow, of_prefix)
-        self.head = head
+            cache = SlotCache(planes_of(head.shape, 1, head.target), batch, slots)
+        super().__init__(head, batch, slots, cache)
 
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ v"]]:
@@ -310,11 +271,11 @@ class HydraRows(FlatRows):
 
     def _read_states(self, rows: list[int]) -> None:
         """Run the prefix layer on new states until it has read all those of `rows`, by CHUNK per row and call."""
-        if self.slots is None:
+        if self.cache is None:
             for i in rows:
                 self.rows[i].made = self.rows[i].features[-1] / self.head.feature_scale
             return
-        assert isinstance(self.slots.cache, SlotCache)
+        assert isinstance(self.cache, SlotCache)
         while any(self.rows[i].read < len(self.rows[i].features) for i in rows):
             new = [row.features[row.read : row.read + CHUNK] for row in self.rows]
             counts = list(map(len, new))
@@ -322,11 +283,11 @@ class HydraRows(FlatRows):
             for chain, count in zip(chains, counts, strict=True):
                 chain.grow(range(-1, count - 1))
             starts = [row.read for row in self.rows]
-            mask = self.slots.place(chains, starts, [0] * len(starts))
+            mask = self._place(chains, starts, [0] * len(starts))
             states = pad_sequence(new, batch_first=True)
             places = torch.arange(max(counts)) + torch.tensor(starts)[:, None]
             cos, sin = self.head.rotary.angles(places.to(states.device))
-            attend = cached(self.slots.cache, 0, self.slots.seen(mask, self.target))
+            attend = cached(self.cache, 0, self._seen(mask))
             prefix = self.head.prefix_states(states, cos, sin, attend)
             for row, of_row, count in zip(self.rows, prefix, counts, strict=True):
                 if count:

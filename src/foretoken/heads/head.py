@@ -7,17 +7,18 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice
+from foretoken.core.shapes import Int
 from foretoken.heads import HEADS
 from foretoken.models.features import FINAL
+from foretoken.models.kernel_layers import KernelLayers
 from foretoken.models.parts import TargetParts
+from foretoken.models.static import StaticForward
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
-    from foretoken.heads.kernel import EagleKernel
     from foretoken.heads.rows import HeadRows
-    from foretoken.models.static import StaticForward
 
-    Backend = EagleKernel | StaticForward
+Backend = KernelLayers | StaticForward  # what runs a head's layers
 
 
 class Head(nn.Module, ABC):
@@ -32,6 +33,7 @@ class Head(nn.Module, ABC):
     feature_scale: what the target's states are divided by inside the head, so that noise and losses mean the same for
         any target.
     rotary: the rotary angles of its positions; the target's, where its checkpoint names none of its own.
+    window: how many positions a node sees in its layers, its own included; None: all before it.
     """
 
     kind: ClassVar[str]
@@ -39,6 +41,7 @@ class Head(nn.Module, ABC):
     depth: int | None = None
     feature_layers: tuple[int, ...] = (FINAL,)
     feature_scale: float = 1.0
+    window: int | None = None
 
     def __init__(self, parts: TargetParts) -> None:
         """Make a head without weights of its own; parts: what it borrows of its target."""
@@ -46,8 +49,13 @@ class Head(nn.Module, ABC):
         self.target = parts
         self.rotary = parts.rotary
 
+    @property
+    def columns(self) -> Int[Tensor, " c"] | None:
+        """The target ids of the vocabulary that the head scores [c], None where that is the target's."""
+        return None
+
     @abstractmethod
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "HeadRows[Any]":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "HeadRows":
         """Return the rows of a batch, none of which is in use yet.
 
         batch: the largest number of sequences.

@@ -15,14 +15,8 @@ from foretoken.models.static import TracedCache
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """A norm that divides by the root mean square, then multiplies each channel by a weight."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        """Make a norm with all weights 1; size: number of channels; eps: what is added to the mean square."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Return x normed over its last axis [..., d], in the dtype of x."""
@@ -32,15 +26,32 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Multi-head attention with rotary positions, its four linear layers included."""
 
-    def __init__(self, shape: LayerShape) -> None:
-        """Make the untrained linear layers; shape: the sizes of the layer."""
+    def __init__(self, shape: LayerShape, normed: bool = False) -> None:
+        """Make the untrained linear layers, and norms.
+
+        shape: the sizes of the layer.
+        normed: whether queries and keys are normed head by head, as in Qwen3.
+        """
         super().__init__()
-        self.shape = shape
+        self.shape, self.normed = shape, normed
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.width, queries, bias=shape.bias)
         self.k_proj = nn.Linear(shape.width, keys, bias=shape.bias)
         self.v_proj = nn.Linear(shape.width, keys, bias=shape.bias)
         self.o_proj = nn.Linear(queries, shape.hidden, bias=False)
+        if normed:
+            self.q_norm, self.k_norm = (RMSNorm(shape.head_dim, shape.eps) for _ in range(2))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (keys, turned by their positions; values), each [b, kv_heads, n, head_dim].
+
+        x, cos, sin: as in `forward`.
+        """
+        k = self._by_head(self.k_proj(x))
+        return turned(self.k_norm(k) if self.normed else k, cos, sin), self._by_head(self.v_proj(x))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Return what attention adds to the residual stream [b, n, hidden].
@@ -49,11 +60,9 @@ class Attention(nn.Module):
         cos, sin: cosines and sines of the positions' rotary angles [1 or b, n, head_dim].
         attend: computes attention from turned queries and keys, and values; it decides which positions are seen.
         """
-        b, n, _ = x.shape
-        projections = self.q_proj, self.k_proj, self.v_proj
-        q, k, v = (p(x).view(b, n, -1, self.shape.head_dim).transpose(1, 2) for p in projections)
-        y = attend(turned(q, cos, sin), turned(k, cos, sin), v)
-        return self.o_proj(y.transpose(1, 2).reshape(b, n, -1))
+        q = self._by_head(self.q_proj(x))
+        y = attend(turned(self.q_norm(q) if self.normed else q, cos, sin), *self.keys_values(x, cos, sin))
+        return self.o_proj(y.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 class MLP(nn.Module):

@@ -8,16 +8,17 @@ scored on the head's own states is forgotten at `keep`, and scored again on the 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.shapes import Float, Int
+from foretoken.core.shapes import Float
+from foretoken.heads.head import Head
 from foretoken.models.cache import Plane, Planes, SlotCache, write_place
-from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask
+from foretoken.models.growing_tree import GrowingTree, additive_mask
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.static import StaticRows
@@ -34,12 +35,21 @@ class HeadRow:
     features: the target's hidden states of all committed tokens but the last [t, f].
     tokens: ids of the tree's nodes.
     tree: the nodes that were scored since the last `keep`; committed tokens not read before come first in it.
+    states: in a serial head, the states that the head made of the tree's nodes, one [d] per node.
+    parallel: in Gumiho, per node at depth 2 the logits of all levels below it [number of MLPs, v].
+    read: in Hydra, DFlash and JetFlow, number of the target's states that were read into the head's cache.
+    made: what came of all states of the text: the logits of all k levels [k, v] in Medusa, DFlash and JetFlow, the
+        prefix state [d] in Hydra.
     """
 
     length: int = 1
     features: Tensor = field(default_factory=lambda: torch.empty(0))
     tokens: list[int] = field(default_factory=list)
     tree: GrowingTree = field(default_factory=lambda: GrowingTree(LOW))
+    states: list[Tensor] = field(default_factory=list)
+    parallel: dict[int, Tensor] = field(default_factory=dict)
+    read: int = 0
+    made: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def level(self, node: int) -> int:
         """Return the depth of `node` below the last committed token, which is in the tree itself.
@@ -62,40 +72,32 @@ class HeadRow:
 
     @property
     def used(self) -> int:
-        """The number of slots of the head's cache that hold something of the row."""
-        return self.length - 1 + len(self.tree)
-
-    def forget_tree(self) -> None:
-        """Remove all nodes of the tree, and what was made at them."""
-        self.tree.clear()
-        self.tokens = []
+        """The number of slots of the head's cache that may hold something of the row."""
+        return max(self.length - 1 + len(self.tree), self.read)
 
 
-R = TypeVar("R", bound=HeadRow)
-
-
-class HeadRows(ABC, Generic[R]):
+class HeadRows(ABC):
     """The rows of a head, with the methods of models.rows.Rows that drafting needs, and `learn`.
 
     rows: the rows in use, one per sequence.
-    slots: the slots of the head's cache; None where it has no cache.
+    cache: keys and values of the head's layers; None where it has no layers.
     columns: ids of the target's tokens that the head scores [c], in the order of its scores; None: all, in order.
+
+    Masks are 0 for a slot that a node sees and LOW for others [b, 1, n, used]; None if every node sees every slot.
     """
 
-    def __init__(
-        self, target: TargetParts, batch: int, new_row: type[R], slots: "HeadSlots | None" = None,
-        columns: Int[Tensor, " c"] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, head: Head, batch: int, slots: int, cache: SlotCache | KernelSlots | StaticRows | None) -> None:
         """Make rows, none of which is in use.
 
-        target: what the head borrows of its target.
+        head: the head that drafts.
         batch: the largest number of rows.
-        new_row: makes the state of an empty row.
-        slots, columns: as in the class's docstring.
+        slots: the number of slots of each row of the cache.
+        cache: as in the class's docstring.
         """
-        self.target, self.batch, self.slots, self.columns = target, batch, slots, columns
-        self.rows: list[R] = []
-        self._new_row = new_row
+        self.head: Any = head
+        self.target, self.columns = head.target, head.columns
+        self.batch, self.slots, self.cache = batch, slots, cache
+        self.rows: list[HeadRow] = []
 
     @property
     def lengths(self) -> list[int]:
@@ -109,15 +111,15 @@ class HeadRows(ABC, Generic[R]):
         """Add an empty row at the end and return its index. Raises ForetokenError where all are in use."""
         if len(self.rows) == self.batch:
             raise ForetokenError(f"All {self.batch} rows are in use: let one leave first or open more.")
-        self.rows.append(self._new_row())
+        self.rows.append(HeadRow())
         return len(self.rows) - 1
 
     @torch.inference_mode()
     def leave(self, row: int) -> None:
         """Forget the row with index `row`; the last row moves into its place."""
         last = len(self.rows) - 1
-        if row != last and self.slots is not None:
-            self.slots.cache.copy_row(last, row, self.rows[last].used)
+        if row != last and self.cache is not None:
+            self.cache.copy_row(last, row, self.rows[last].used)
         self.rows[row] = self.rows[last]
         self.rows.pop()
 
@@ -172,7 +174,8 @@ class HeadRows(ABC, Generic[R]):
             known = max(0, min(len(path), len(row.features) + 1 - row.length))
             self._keep_slots(at, list(path[:known]))
             row.length += known
-            row.forget_tree()
+            row.tree.clear()
+            row.tokens, row.states, row.parallel = [], [], {}
 
     @abstractmethod
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -186,6 +189,7 @@ class HeadRows(ABC, Generic[R]):
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         """Return the logits after every row's nodes, from index firsts[row] of its tree on [new nodes, c]."""
 
+    @abstractmethod
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
         """Move what the cache keeps of these nodes, if anything, to the slots after the row's committed tokens."""
 
@@ -193,6 +197,27 @@ class HeadRows(ABC, Generic[R]):
         """Return the logits of a row without new nodes."""
         width = self.target.vocab_size if self.columns is None else len(self.columns)
         return torch.empty(0, width, device=self.target.device)
+
+    def _place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
+        """Set the slots of the next forward, that of the nodes from firsts[row] of each row's tree on; return its mask.
+
+        trees, lengths: per row its whole tree, and the number of slots before those of the tree.
+        """
+        assert self.cache is not None
+        counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
+        n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
+        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
+        self._check_room(used)
+        self.cache.place(slice(0, len(trees)), write_place(starts, counts, self.slots), n, used)
+        return additive_mask(trees, lengths, firsts, n, used, self.head.window)
+
+    def _seen(self, mask: np.ndarray | None) -> Float[Tensor, "b 1 n used"] | None:
+        """Return `mask` as a tensor on the device and in the dtype of the target, None for None."""
+        return None if mask is None else torch.from_numpy(mask).to(device=self.target.device, dtype=self.target.dtype)
+
+    def _check_room(self, used: int) -> None:
+        if used > self.slots:
+            raise ForetokenError(f"A head's row needs {used} slots and has {self.slots}: open with more slots.")
 
 
 def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:
@@ -204,59 +229,3 @@ def planes_of(shape: LayerShape, layers: int, target: TargetParts) -> Planes:
     """
     plane = Plane(shape.kv_heads, shape.head_dim, target.dtype, target.device)
     return [(plane, plane)] * layers
-
-
-class HeadSlots:
-    """The slots of a head's cache: which of them the next forward writes, and the mask of what it sees.
-
-    Masks are 0 for a slot that a node sees and LOW for others [b, 1, n, used]; None if every node sees every slot.
-    """
-
-    def __init__(self, cache: SlotCache | KernelSlots | StaticRows, slots: int, window: int | None = None) -> None:
-        """Wrap a cache.
-
-        cache: the cache.
-        slots: its number of slots per row.
-        window: how many positions a node sees, its own included; None: all before it.
-        """
-        self.cache, self.slots, self.window = cache, slots, window
-
-    def place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
-        """Set the slots of the next forward, that of the newest nodes of each row's tree, and return its mask.
-
-        trees: per row all its nodes, the newest included.
-        lengths: per row the number of slots before those of the tree.
-        firsts: per row the index in its tree of the first of the newest nodes.
-
-        Raises ForetokenError where the slots do not suffice.
-        """
-        counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
-        n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
-        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
-        self.check_room(used)
-        rows = slice(0, len(trees))
-        self.cache.place(rows, write_place(starts, counts, self.slots), n, used)
-        return additive_mask(trees, lengths, firsts, n, used, self.window)
-
-    def place_chain(self, row: int, start: int, n: int) -> np.ndarray:
-        """Set the slots of the next forward, that of n tokens of committed text of one row, and return its mask.
-
-        row: the index of the row.
-        start: the slot of the first token.
-        n: the number of tokens.
-
-        Raises ForetokenError where the slots do not suffice.
-        """
-        self.check_room(start + n)
-        self.cache.place(slice(row, row + 1), start, n, start + n)
-        return causal_mask(start, n, LOW, self.window)
-
-    @staticmethod
-    def seen(mask: np.ndarray | None, target: TargetParts) -> Float[Tensor, "b 1 n used"] | None:
-        """Return `mask` as a tensor on the device and in the dtype of `target`, None for None."""
-        return None if mask is None else torch.from_numpy(mask).to(device=target.device, dtype=target.dtype)
-
-    def check_room(self, used: int) -> None:
-        """Raise ForetokenError where `used`, the number of slots that a row needs, is more than it has."""
-        if used > self.slots:
-            raise ForetokenError(f"A head's row needs {used} slots and has {self.slots}: open with more slots.")

@@ -8,7 +8,7 @@ since a row's first token is never scored.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, no_type_check
 
 import numpy as np
@@ -18,12 +18,13 @@ from transformers.cache_utils import Cache
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.shapes import Float, Int
-from foretoken.heads.head import Head, PublishedHead
+from foretoken.heads.head import Backend, Head, PublishedHead
 from foretoken.heads.layer import Attend, cached
 from foretoken.heads.layouts import EMBEDDING
-from foretoken.heads.rows import CHUNK, HeadRow, HeadRows, HeadSlots, planes_of
+from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, planes_of
 from foretoken.models.cache import Planes, SlotCache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
+from foretoken.models.growing_tree import causal_mask
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
 from foretoken.models.parts import LayerShape, TargetParts
@@ -31,7 +32,6 @@ from foretoken.models.static import StaticForward, StaticRows, TracedCache
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
-    from foretoken.heads.head import Backend
     from foretoken.heads.kernel import EagleKernel
 
 
@@ -40,12 +40,10 @@ class Serial(Head):
 
     width: width of its states.
     planes: shapes of the keys and values that each of its layers keeps per token.
-    window: how many positions a node sees in its layers, its own included; None: all before it.
     """
 
     width: int
     planes: Planes
-    window: int | None = None
 
     def embed(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """Return what the head reads for tokens: their embeddings [..., d]; ids: the tokens [...]."""
@@ -60,12 +58,7 @@ class Serial(Head):
 
     @abstractmethod
     def made(
-        self,
-        embedded: Float[Tensor, "b n d"],
-        states: Float[Tensor, "b n d"],
-        positions: Int[Tensor, "b n"],
-        cache: Cache,
-        mask: Float[Tensor, "b 1 n used"] | None,
+        self, embedded: Tensor, states: Tensor, positions: Tensor, cache: Cache, mask: Tensor | None
     ) -> Float[Tensor, "b n d"]:
         """Return the states o that the head makes of nodes [b, n, d].
 
@@ -83,11 +76,6 @@ class Serial(Head):
         """
         return self.target.logits(states * self.feature_scale)
 
-    @property
-    def columns(self) -> Int[Tensor, " c"] | None:
-        """The target ids of the vocabulary that the head scores [c], None where that is the target's."""
-        return None
-
     def forward_of(self, name: str) -> StaticForward:
         """Return the head's forwards as a GPU records them; until `compiling` is set they are plain ones.
 
@@ -95,7 +83,7 @@ class Serial(Head):
         """
         return StaticForward(self, name, self.planes, compiled=False, step=traced)
 
-    def open(self, batch: int, slots: int, backend: "Backend | None") -> "SerialRows":
+    def open(self, batch: int, slots: int, backend: Backend | None) -> "SerialRows":
         return SerialRows(self, batch, slots, backend)
 
 
@@ -136,14 +124,7 @@ class SerialLayers(Serial, PublishedHead):
         return self.rotary.config | self.shape.config()
 
     @abstractmethod
-    def step(
-        self,
-        embedded: Float[Tensor, "b n d"],
-        states: Float[Tensor, "b n d"],
-        cos: Float[Tensor, "_ n h"],
-        sin: Float[Tensor, "_ n h"],
-        attends: list[Attend],
-    ) -> Float[Tensor, "b n d"]:
+    def step(self, embedded: Tensor, states: Tensor, cos: Tensor, sin: Tensor, attends: list[Attend]) -> Tensor:
         """Return the states o that the head makes of nodes [b, n, d], with any attention.
 
         embedded, states: as in `made`.
@@ -155,9 +136,6 @@ class SerialLayers(Serial, PublishedHead):
     def made(self, embedded, states, positions, cache, mask):
         attends = [cached(cache, layer, mask) for layer in range(self.num_layers)]
         return self.step(embedded, states, *self.rotary.angles(positions), attends)
-
-
-KIND = ""  # the name of the mask, which all layers of a head share
 
 
 @no_type_check
@@ -240,51 +218,19 @@ class EagleSlots(KernelSlots):
         parallel(self.model.mlps, self.model, of_tokens, before, out, use_threads())
         return torch.from_numpy(out)
 
-    def draft_chain(
-        self, row: int, read: Sequence[int], states: Float[Tensor, "m d"], start: int, draws: ChainDraws
-    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """Draw a chain of draft tokens after those in `read`, in one compiled call.
-
-        row: the index of the row.
-        read: ids that follow the tokens in the cache [m].
-        states: the state before each of these tokens, as in `Serial.made` [m, d].
-        start: the slot of the first of them.
-        draws: how tokens are drawn, and how many at most.
-
-        Returns the chain, and the states made of `read` and of all drawn tokens but the last [m + drawn - 1, d]. States
-        of nodes for which no forward was run are zeros.
-        """
-        return self._draft(row, (), read, states.float().numpy(), start, draws)
-
 
 def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
     """Return vectors as the kernel reads them, one behind the other in float32."""
     return x.float().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
-@dataclass
-class SerialRow(HeadRow):
-    """The state of one sequence in a serial head.
-
-    states: the states that the head made of the tree's nodes, one [d] per node.
-    parallel: in Gumiho, per node at depth 2 the logits of all levels below it [number of MLPs, v].
-    """
-
-    states: list[Tensor] = field(default_factory=list)
-    parallel: dict[int, Tensor] = field(default_factory=dict)
-
-    def forget_tree(self) -> None:
-        super().forget_tree()
-        self.states, self.parallel = [], {}
-
-
-class SerialRows(HeadRows[SerialRow]):
+class SerialRows(HeadRows):
     """The rows of a serial head: one forward per level, in which each node reads the state made at its parent."""
 
-    slots: HeadSlots  # pyright: ignore[reportIncompatibleVariableOverride]
+    cache: SlotCache | StaticRows | EagleSlots  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
-    def __init__(self, head: Serial, batch: int, slots: int, backend: "Backend | None") -> None:
+    def __init__(self, head: Serial, batch: int, slots: int, backend: Backend | None) -> None:
         """Allocate the cache; head: the head that drafts; batch, slots, backend: as in `Head.open`."""
         if backend is None:
             cache = SlotCache(head.planes, batch, slots)
@@ -292,14 +238,13 @@ class SerialRows(HeadRows[SerialRow]):
             cache = backend.open(batch, slots)
         else:
             cache = EagleSlots(backend, batch, slots)
-        super().__init__(head.target, batch, SerialRow, HeadSlots(cache, slots, head.window), head.columns)
-        self.head = head
+        super().__init__(head, batch, slots, cache)
         self.kernel = cache if isinstance(cache, EagleSlots) else None
 
     @torch.inference_mode()
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
         if nodes != list(range(len(nodes))):
-            self.slots.cache.move(row, self.rows[row].length - 1, nodes)
+            self.cache.move(row, self.rows[row].length - 1, nodes)
 
     @torch.inference_mode()
     def extend(self, row: int, tokens: Sequence[int]) -> None:
@@ -307,7 +252,9 @@ class SerialRows(HeadRows[SerialRow]):
         for i in range(0, len(tokens), CHUNK):
             chunk = list(tokens[i : i + CHUNK])
             start, n = of_row.length - 1, len(chunk)
-            mask = self.slots.place_chain(row, start, n)
+            self._check_room(start + n)
+            self.cache.place(slice(row, row + 1), start, n, start + n)
+            mask = causal_mask(start, n, LOW, self.head.window)
             states = self._enter(of_row.features[None, start : start + n])
             self._forward([chunk], states, np.arange(start, start + n)[None], mask, scored=False)
             of_row.length += n
@@ -323,7 +270,7 @@ class SerialRows(HeadRows[SerialRow]):
             inputs.append(self._inputs(row, first, n))
             positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
         trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
-        mask = self.slots.place(trees, lengths, firsts)
+        mask = self._place(trees, lengths, firsts)
         ids = [[*t, *[0] * (n - len(t))] for t in tokens]
         logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
         for row, new, of_row in zip(self.rows, tokens, made, strict=True):
@@ -338,8 +285,8 @@ class SerialRows(HeadRows[SerialRow]):
         """Whether `draft_chain` can be called for the row with index `row`; nodes: not used."""
         if len(self.rows[row].tree):
             return False
-        if isinstance(self.slots.cache, StaticRows):
-            return self.slots.cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
+        if isinstance(self.cache, StaticRows):
+            return self.cache.forward.compiling and len(self.rows) == 1 and self.head.parallel_from is None
         return self.kernel is not None and self.kernel.layers.drafts_chains
 
     @torch.inference_mode()
@@ -350,14 +297,14 @@ class SerialRows(HeadRows[SerialRow]):
         needs the state before a token to read it, so that guesses do not help.
         """
         of_row, draws = self.rows[row], replace(draws, u=draws.u[: self.head.depth])
-        self.slots.check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
-        if isinstance(self.slots.cache, StaticRows):
-            drawn, made = self._recorded(self.slots.cache, tokens, draws)
+        self._check_room(of_row.length - 1 + len(tokens) + len(draws.u) - 1)
+        if isinstance(self.cache, StaticRows):
+            drawn, made = self._recorded(self.cache, tokens, draws)
         else:
             assert self.kernel is not None
             of_row.tree.grow(range(-1, len(tokens) - 1))
             states = self._inputs(of_row, 0, len(tokens))
-            drawn, made = self.kernel.draft_chain(row, tokens, states, of_row.length - 1, draws)
+            drawn, made = self.kernel.draw_chain(row, (), tokens, states.numpy(), of_row.length - 1, draws)
             of_row.tokens += tokens
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")
@@ -384,7 +331,7 @@ class SerialRows(HeadRows[SerialRow]):
         drawn = draw_levels(scores[-1:], below, draws)
         return drawn, made[1 : max(1, len(drawn.tokens))]
 
-    def _inputs(self, row: SerialRow, first: int, n: int) -> Float[Tensor, "n d"]:
+    def _inputs(self, row: HeadRow, first: int, n: int) -> Float[Tensor, "n d"]:
         """Return the states that a row's nodes from `first` on read, padded to n: the target's, else the parent's."""
         tree, features = row.tree, row.features
         at = [row.length - 1 + depth for depth in tree.depths[first:]]
@@ -400,12 +347,12 @@ class SerialRows(HeadRows[SerialRow]):
         self, ids: list[list[int]], states: Tensor, positions: np.ndarray, mask: np.ndarray | None, scored: bool
     ) -> tuple[Tensor, ...]:
         """Return the results of `plain_step` for the nodes whose slots were set, by the backend of this batch."""
-        if isinstance(self.slots.cache, StaticRows):
-            return self.slots.cache.run(ids, positions, {KIND: mask}, scored, (), states)
+        if isinstance(self.cache, StaticRows):
+            return self.cache.run(ids, positions, {"": mask}, scored, (), states)
         nodes = torch.tensor(ids, device=self.target.device)
         if self.kernel is not None:
             made = self.kernel.step(self.head.embed(nodes), states, positions, mask)
             return (self.kernel.logits(made), made) if scored else (made,)
-        assert isinstance(self.slots.cache, SlotCache)
+        assert isinstance(self.cache, SlotCache)
         at = torch.from_numpy(positions).to(self.target.device)
-        return plain_step(self.head, scored, nodes, at, states, self.slots.cache, self.slots.seen(mask, self.target))
+        return plain_step(self.head, scored, nodes, at, states, self.cache, self._seen(mask))

@@ -179,7 +179,7 @@ class KernelSlots(Slots):
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         return Nodes(positions, self._slots, self._rows.start, self._used, seen)
 
-    def _draft(
+    def draw_chain(
         self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.

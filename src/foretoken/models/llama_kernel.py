@@ -163,7 +163,7 @@ class KernelRows(KernelSlots):
         draws: how tokens are drawn, and how many at most.
         """
         none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self._draft(row, past, read, none, start, draws)[0]
+        return self.draw_chain(row, past, read, none, start, draws)[0]
 
 
 def llama_kernel(model: HFModel | Skeleton) -> LlamaKernel | None:

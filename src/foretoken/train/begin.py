@@ -45,12 +45,30 @@ class Beginning:
         """What the head takes of the source, in words, for the head's card."""
         return "the layers of" if isinstance(self.source, CausalLM) else "the head"
 
+    @torch.no_grad()
     def fill(self, head: PublishedHead) -> None:
-        """Set the weights of `head` to those of the source. Raises ForetokenError where they do not fit."""
-        if isinstance(self.source, CausalLM):
-            start_from_model(head, self.source)
-        else:
-            start_from_head(head, self.source, self.name)
+        """Set the weights of a new `head` to those of the source, and its scale of the states to a source head's.
+
+        The target may be the one that a source head was trained for, or another of the same width. EAGLE-3 goes on to
+        read the layers of its own target.
+
+        Raises ForetokenError, which names what does not fit.
+        """
+        source, name = self.source, self.name
+        if isinstance(source, CausalLM):
+            start_from_model(head, source)
+            return
+        if head.kind != source.kind:
+            raise ForetokenError(f"Head {name} is of kind {source.kind}: --begin needs one of kind {head.kind}.")
+        here, there = _make(head), _make(source)
+        for what in (*here, *there):
+            if here.get(what) != there.get(what):
+                raise ForetokenError(
+                    f"Head {name} cannot be gone on from: its {what} is {there.get(what)}, here it is "
+                    f"{here.get(what)}. If --layers and --levels cannot mend that, leave --begin out."
+                )
+        head.load_state_dict(source.state_dict())
+        head.feature_scale = source.feature_scale
 
 
 @torch.no_grad()
@@ -76,32 +94,6 @@ def start_from_target(head: PublishedHead) -> None:
     for linear in head.own_lm_heads():
         if linear.weight.shape == weight.shape:
             linear.weight.copy_(weight * head.feature_scale * head.target.logit_scale)
-
-
-@torch.no_grad()
-def start_from_head(head: PublishedHead, other: PublishedHead, name: str) -> None:
-    """Copy all weights of another head of the same kind and sizes, and its scale of the states.
-
-    The target may be the one that the other head was trained for, or another of the same width. EAGLE-3 goes on to read
-    the layers of its own target.
-
-    head: the new head, which is changed.
-    other: the head that is copied.
-    name: the folder of the other head, for messages.
-
-    Raises ForetokenError, which names what differs.
-    """
-    if head.kind != other.kind:
-        raise ForetokenError(f"Head {name} is of kind {other.kind}: --begin needs one of kind {head.kind}.")
-    here, there = _make(head), _make(other)
-    for what in (*here, *there):
-        if here.get(what) != there.get(what):
-            raise ForetokenError(
-                f"Head {name} cannot be gone on from: its {what} is {there.get(what)}, here it is {here.get(what)}. "
-                "If --layers and --levels cannot mend that, leave --begin out."
-            )
-    head.load_state_dict(other.state_dict())
-    head.feature_scale = other.feature_scale
 
 
 def _make(head: PublishedHead) -> dict[str, Any]:

@@ -107,9 +107,7 @@ class Report:
         """Return the report as an object for log.jsonl."""
         out = asdict(self)
         measured = out.pop("accuracy")
-        if self.accuracy is not None:
-            out |= {**measured, "expected_length": self.accuracy.expected_length}
-        return out
+        return out if self.accuracy is None else {**out, **measured, "expected_length": self.accuracy.expected_length}
 
 
 class Trainer:
@@ -304,11 +302,10 @@ def _optimizers(head: PublishedHead, name: str) -> list[tuple[torch.optim.Optimi
     if name != MUON:
         return [(adam(list(head.parameters())), 1.0)]
     heads = {id(linear.weight) for linear in head.own_lm_heads()}
-    matrices = [p for p in head.parameters() if p.ndim == 2 and id(p) not in heads]
-    slow = heads if isinstance(head, Eagle3) else set()
-    near = [p for p in head.parameters() if id(p) in slow]
-    done = {id(p) for p in (*matrices, *near)}
-    others = [p for p in head.parameters() if id(p) not in done]
+    matrices, others, near = [], [], []
+    for p in head.parameters():
+        of_heads = near if isinstance(head, Eagle3) else others
+        (of_heads if id(p) in heads else matrices if p.ndim == 2 else others).append(p)
     groups = [(Muon, matrices, 1.0), (adam, others, BESIDE_MUON), (adam, near, EAGLE3_HEAD)]
     return [(make(params), share) for make, params, share in groups if params]
 

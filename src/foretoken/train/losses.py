@@ -176,7 +176,7 @@ def hydra_loss(head: Hydra, texts: Texts, rng: torch.Generator) -> Tensor:
     total = prefix.new_zeros(())
     for i in range(min(len(head.hydra_mlp), n - 2)):
         given = [embedded[:, 1 + j : n - 1 - i + j] for j in range(i + 1)]
-        scores = head.level(i, prefix[:, : n - 2 - i], [e[:, : n - 2 - i] for e in given])
+        scores = head.level(i, prefix[:, : n - 2 - i], given)
         # Level i at h_t predicts x_{t+2+i}, whose distribution is p_{t+1+i}.
         loss = cross_entropy(scores, p[:, 1 + i : n - 1])
         total = total + DECAY**i * mean(loss, texts.mask[:, 2 + i :])

@@ -40,11 +40,10 @@ def train(
     folder: Path,
     tell: Callable[[Report], None],
     made_with: dict[str, Any],
-    epochs: int = 10,
-    evaluate_every: int = 100,
-    cache: Path | None = None,
-    note: Callable[[str], None] = lambda _: None,
-    begin: Beginning | None = None,
+    epochs: int,
+    evaluate_every: int,
+    cache: Path | None,
+    begin: Beginning | None,
 ) -> None:
     """Train a head, or go on from the checkpoint in `folder`; then write the head there, with its card and records.
 
@@ -58,7 +57,6 @@ def train(
     epochs: number of passes through the data where the plan has no number of tokens.
     evaluate_every: number of steps between measurements on held-out texts.
     cache: folder that keeps the target's states for other heads and runs; None: they are not kept.
-    note: called with a line of text on the size of the cache.
     begin: the model or head that the head begins with; None: none.
 
     Raises ForetokenError for texts or options that cannot be used.
@@ -91,7 +89,7 @@ def train(
     if cache is not None:
         kept = StateCache(cache, lm)
         most = kept.check_room(min(plan.tokens, per_epoch), (*head.feature_layers, FINAL))
-        note(f"The target's states in {cache} will take up to {most / 1e9:.2f} GB.")
+        print(f"The target's states in {cache} will take up to {most / 1e9:.2f} GB.", file=sys.stderr)
     trainer = Trainer(head, lm, Batches(learnt, plan.batch, plan.seed), plan, folder, kept, begin)
     log = folder / LOG
     if trainer.resume():

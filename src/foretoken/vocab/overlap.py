@@ -87,12 +87,14 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
         raise ForetokenError("The text to compare the tokenizers on is empty: give some lines of what you generate.")
     source, dest = vocabulary(target), vocabulary(drafter)
     pairs = Translation(source, dest).pairs
-    in_text = types = target_injective = drafter_injective = None
+    sizes = len(source), len(dest), len(pairs), dest.longest
+    in_text = types = None
+    survive = None, None
     if text is not None:
         counts = Counter(source.encode(text.encode()))
         in_text = sum(n for i, n in counts.items() if i in pairs) / max(counts.total(), 1)
         types = sum(i in pairs for i in counts) / max(len(counts), 1)
-        target_injective, drafter_injective = injective(target, text), injective(drafter, text)
+        survive = injective(target, text), injective(drafter, text)
     share = len(pairs) / max(len(source), 1) if in_text is None else in_text
     tokens = "the target's tokens" if in_text is None else "the text's tokens"
     if same_vocabulary(target, drafter):
@@ -101,20 +103,7 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
         method, why = "tli", f"{share:.0%} of {tokens} are the drafter's too, and any tree and verifier fits"
     else:
         method, why = "slem", f"only {share:.0%} of {tokens} are the drafter's too, so strings are matched, not tokens"
-    return Overlap(
-        source.name,
-        dest.name,
-        len(source),
-        len(dest),
-        len(pairs),
-        dest.longest,
-        in_text,
-        types,
-        target_injective,
-        drafter_injective,
-        method,
-        why,
-    )
+    return Overlap(source.name, dest.name, *sizes, in_text, types, *survive, method, why)
 
 
 def injective(tokenizer: Tokenizer, text: str) -> float:

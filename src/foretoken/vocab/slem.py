@@ -71,11 +71,7 @@ class SLEMDrafter:
 
 
 def slem(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
-    """Return the drafter that a model with another vocabulary makes by strings, matched exactly.
-
-    source: the model, and the translation from the target's vocabulary to its own.
-    policy, law: of the tree in the drafter's own tokens: its shape, and the kind of laws by which it is drawn.
-    """
+    """Return the drafter of SLEM; source: its weights and translation; policy, law: as in `SLEMDrafter`."""
     return SLEMDrafter(source.model, source.translation, policy, law, source.vocab_size)
 
 

@@ -98,9 +98,9 @@ class SLRSDrafter:
 
 
 def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
-    """Return the drafter of Algorithm 3, which proposes target tokens by strings of exact probability.
+    """Return the drafter of Algorithm 3.
 
-    source: the model, and the translation from the target's vocabulary to its own.
+    source: its weights and translation.
     policy: the shape of the trees, a chain of fixed depth.
     law: not used; draws are made as the algorithm says.
     """
@@ -108,10 +108,7 @@ def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDr
 
 
 def union(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:
-    """Return the drafter of Algorithm 1, which draws from the union of the vocabularies.
-
-    source, policy, law: as in `slrs`.
-    """
+    """Return the drafter of Algorithm 1; source, policy, law: as in `slrs`."""
     return replace(slrs(source, policy, law), drafts=SingleTokens)
 
 

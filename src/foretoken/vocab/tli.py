@@ -65,12 +65,7 @@ class IntersectionLM(CausalLM):
 
 
 def tli(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> LMDrafter:
-    """Return the drafter that a model with another vocabulary makes by the tokens that both have.
-
-    source: the model, and the translation from the target's vocabulary to its own.
-    policy: what chooses the shape of the trees.
-    law: the kind of laws by which children are drawn.
-    """
+    """Return the drafter of TLI; source: its weights and translation; policy, law: as in `LMDrafter`."""
     return LMDrafter(IntersectionLM(source.model, source.translation), policy, law, source.vocab_size)
 
 
