@@ -39,7 +39,7 @@ from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
 from foretoken.verify.rejection import recursive_row
-from foretoken.verify.rule import TINY, Rule, as_numpy, count_chances, draws_one, is_one_draw, is_single
+from foretoken.verify.rule import TINY, Kinds, Rule, as_numpy, count_chances, draws_one, is_one_draw, is_single
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -54,7 +54,7 @@ class Transport(Rule):
     """
 
     name: str = "transport"
-    laws: tuple[type[IID] | type[Hub], ...] = (IID, Hub)
+    laws: Kinds = (IID, Hub)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)

@@ -12,6 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
+Kinds = tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...]  # kinds of laws
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Rule:
     """
 
     name: str
-    laws: tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...] = (IID,)
+    laws: Kinds = (IID,)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, self.laws) or is_single(law)

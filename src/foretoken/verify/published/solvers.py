@@ -9,17 +9,37 @@ here with draw tuples grouped by their set of tokens; Khisti et al. 2025, Multi-
 Decomposition and Theoretical Limits, arXiv:2410.18234, Theorem 1.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from foretoken.core.laws import Law
-from foretoken.verify.published.plan import Plan, SetSolver, feasible
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.shapes import Float
+from foretoken.verify.published.plan import Plan, Solver, feasible
 from foretoken.verify.published.sets import DrawSets, draw_sets, hall_set
-from foretoken.verify.rule import TINY
+from foretoken.verify.rule import TINY, Kinds
 
 UNITS = 2**30  # of probability: SciPy's flows are 32-bit integers
+
+
+@dataclass(frozen=True)
+class SetSolver(Solver):
+    """A solver that enumerates the draw sets, for any law but the opaque one."""
+
+    laws: Kinds = (IID, WithoutReplacement, Hub)
+
+    @abstractmethod
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> "Plan | Halves": ...
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return the acceptance of the rule as it is, solver tolerance included, by one solution per pair."""
+        self.check_installed()
+        solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
+        return torch.tensor(solved, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
