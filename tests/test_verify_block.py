@@ -1,14 +1,13 @@
 """Block verification: the exact law of whole chains and trees, more tokens than node by node; and in the engine."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 from foretoken.audit import decoding
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
-from foretoken.core.policy import Plan
+from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily, Verifier
@@ -187,30 +186,17 @@ def test_whole_decodings_with_a_chain(name: str, family: LawFamily, monkeypatch:
         assert accepted == pytest.approx(by_block, abs=1e-12)
 
 
-@dataclass(frozen=True)
-class Entangled:
+class Entangled(TreePolicy):
     """Two draws at the root, one below each, and below those so many as all tokens of that level sum up to: what is
     drawn below one child depends on what was drawn below the other."""
 
-    max_nodes: int = 9
-    max_draws: int = 2
-    weighs: bool = False
-    level: dict = field(default_factory=lambda: defaultdict(list), hash=False, compare=False)
+    max_nodes, max_draws = 9, 2
 
     def root(self, past):
         return ()
 
-    def past(self, states):
-        return None
-
-    def laws(self, family):
-        return (family(2),)
-
     def sizes(self):
         return (0, 2, 4, 8)
-
-    def at(self, family, temperature):
-        return self
 
     def plan(self, states, q, family):
         depth = len(states[0])
@@ -224,9 +210,6 @@ class Entangled:
 
     def select(self, states, first):
         return list(range(first, len(states))) if len(states[-1]) < 3 else []
-
-    def keep(self, states):
-        return None
 
 
 @pytest.mark.usefixtures("unchecked")
