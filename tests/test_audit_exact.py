@@ -243,12 +243,12 @@ def test_the_fit_test_keeps_its_false_alarm_rate_and_has_power() -> None:
     """At alpha = 0.05: 400 true samples; more than 40 alarms have probability < 1e-4. And another law is seen."""
     p, other = table_law(6, seed=1), table_law(6, seed=2)
     cells = fit.choose_cells(p, 3, 1000)
-    test = fit.FitTest.prepare(cells.probabilities(p), 1000, 0.05, seed=0)
+    test = fit.FitTest(cells.probabilities(p), 1000, 0.05, seed=0)
     assert test.power(cells.probabilities(p), seed=1) <= 0.1
     assert test.power(cells.probabilities(other), seed=1) > 0.99
 
 
 def test_the_impossible_is_always_rejected() -> None:
-    test = fit.FitTest.prepare(torch.tensor([0.5, 0.5, 0.0]).numpy(), 1000, 0.001, seed=0)
+    test = fit.FitTest(torch.tensor([0.5, 0.5, 0.0]).numpy(), 1000, 0.001, seed=0)
     assert not test.rejects(torch.tensor([500, 500, 0]).numpy())
     assert test.rejects(torch.tensor([500, 499, 1]).numpy())

@@ -177,16 +177,6 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
-def drafting_tested(engine: Engine, accepted: int | float, least: int | float) -> bool:
-    """Whether texts of an engine say something about its drafting.
-
-    engine: wrote the texts.
-    accepted: the number of draft tokens that were accepted, in all of them or per text.
-    least: how many of them it takes.
-    """
-    return accepted >= least or isinstance(engine.drafter, NoDrafter)
-
-
 def greedy(engine: Engine, seed: int) -> Section:
     """Check that at temperature 0 speculation gives the text of plain decoding, alone and in a batch.
 
@@ -216,7 +206,7 @@ def greedy(engine: Engine, seed: int) -> Section:
                 tie, what = _parting(engine.target, prompt, one, other)
                 (ties if tie else wrong).append(what)
         same = len(texts) - len(ties) - len(wrong)
-        tested = drafting_tested(engine, accepted, 1)
+        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
         detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
         detail += f"; {accepted} drafts accepted" if tested else UNTESTED
         detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
@@ -264,7 +254,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
             f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
-        tested = drafting_tested(engine, accepted, LEAST_ACCEPTED)
+        tested = accepted >= LEAST_ACCEPTED or isinstance(engine.drafter, NoDrafter)
         detail += "" if tested else UNTESTED
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
@@ -285,7 +275,7 @@ def _prepare(
         return lambda ids: setting(last_logits(target, [prompt + list(x) for x in ids]))
 
     cells = fit.choose_cells(law(sampling), NUM_TOKENS, samples)
-    test = fit.FitTest.prepare(cells.probabilities(law(sampling)), samples, alpha, seed)
+    test = fit.FitTest(cells.probabilities(law(sampling)), samples, alpha, seed)
     return test, cells, cells.probabilities(law(replace(sampling, temperature=0.85 * sampling.temperature)))
 
 
