@@ -70,7 +70,7 @@ def test_draws_whose_probability_is_too_small_for_a_float_are_answered_by_p(name
 
 def test_too_large_to_enumerate() -> None:
     q = torch.full((1000,), 1e-3).double()
-    with pytest.raises(ForetokenError, match=r"too large to enumerate.*top-k"):
+    with pytest.raises(ForetokenError, match=r"too large to enumerate.*limit is 300000.*top-k"):
         VERIFIERS["ot-lp"](q, Siblings((1, 2, 3), q, IID(3)))
     row = VERIFIERS["ot-maxflow"](q, Siblings((0, 1, 2), q, Hub(3)))  # the hub law has few sets
     assert float(row.sum()) == pytest.approx(1)
@@ -135,9 +135,8 @@ def test_what_one_part_of_the_tolerance_leaves_unused_the_others_have() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_thinned_rule_is_exact_and_nearly_optimal(n: int) -> None:
+def test_the_thinned_rule_is_nearly_optimal(n: int) -> None:
     rule = ThinnedGlobalResolution()
-    assert exact.measure(rule, IID(n), PAIRS).worst < 1e-12
     below = [optimum(IID(n), p, q / q.sum()) - rule.solve(*arrays(p, q), IID(n)).kept for p, q in PAIRS]
     assert max(below) < 1e-2
     assert float(np.median(below)) < 1e-3

@@ -68,8 +68,7 @@ class Transport(Rule):
 class TransportGrouped(Rule):
     """Nearly the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
 
-    It accepts less than alpha* by at most gap(law) (1 + TV(p, q)), see ratio_groups.py. Cost: O(v), on the CPU: rows on
-    an accelerator are copied there and back.
+    Cost: O(v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport-grouped"

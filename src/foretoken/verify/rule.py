@@ -60,4 +60,4 @@ def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
 
 def count_chances(law: Law) -> tuple[float, ...]:
     """Return P(N = 0), ..., P(N = k) for the number N of draws that `law` makes at a node."""
-    return law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
+    return law.chances if isinstance(law, IID) else (0.0,) * law.k + (1.0,)

@@ -21,7 +21,6 @@ Source: Thomas and Pal 2025, Global Resolution: Optimal Multi-Draft Speculative 
 arXiv:2511.15898, Algorithm 1 and the theorems named above.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from torch import Tensor
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
 from foretoken.verify.published.plan import Solver, residual_of
-from foretoken.verify.published.sets import draw_sets, iid_probability
+from foretoken.verify.published.sets import draw_sets, iid_probability, subsets
 from foretoken.verify.rule import TINY
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # (p, q, n) -> r, as `greedy_residuals`
@@ -280,7 +279,7 @@ def minimise(problem: Problem, tolerance: float) -> Weights:
     q, tokens, n, slack = problem.q, problem.tokens, problem.n, problem.slack
     groups = []  # (members as positions in tokens, probability), by size
     for size in range(1, min(n, len(tokens)) + 1):
-        members = np.array(list(itertools.combinations(range(len(tokens)), size)), dtype=np.int64).reshape(-1, size)
+        members = subsets(np.arange(len(tokens)), size)
         groups.append((members, iid_probability(q[tokens], members, IID(n), problem.free)))
     wanted = problem.goal[tokens]
     active = wanted > 0  # a token that is to get nothing has theta = -inf

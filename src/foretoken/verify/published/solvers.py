@@ -46,11 +46,8 @@ class SetSolver(Solver):
 class LinearProgram(SetSolver):
     """The relaxed optimal transport problem, solved by HiGHS.
 
-    Maximise sum S(i, A), where sum_i S(i, A) <= Q(A) and sum_A S(i, A) <= p(i). Law: any that can be enumerated.
-    Optimal up to HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear program with (number of sets)
-    (k + 1) entries: milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
-
-    Raises ForetokenError where there are too many sets.
+    Law: any that can be enumerated. Optimal up to HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear
+    program with (number of sets) (k + 1) entries: milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
     """
 
     name: str = "ot-lp"
@@ -88,8 +85,6 @@ class MaxFlow(SetSolver):
 
     It is found by SciPy's Dinic algorithm. Law: any that can be enumerated. Lossless exactly; capacities are rounded
     down to units of 2^-30, so that it accepts less than the optimum by at most (number of sets + v) 2^-30.
-
-    Raises ForetokenError where there are too many sets.
     """
 
     name: str = "ot-maxflow"
