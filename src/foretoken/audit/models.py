@@ -95,25 +95,19 @@ def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor,
     return torch.cat(rows.score([row[-1:] for row in ids], [[-1]] * len(ids))).float()
 
 
-def rounding(target: LMTarget) -> torch.dtype:
+def _rounding(target: LMTarget) -> torch.dtype:
     """Return the dtype by whose rounding the logits of a model may differ.
 
     It is the model's own, but bfloat16 for quantised weights outside our kernel: there torch computes what is between
     the products, its sums have another order in a tree, and so the 8 bits of activations are rounded otherwise.
-
-    target: the model.
     """
     eight_bits = target.lm.quantised and target.lm.execution != KERNEL
     return torch.bfloat16 if eight_bits else target.lm.dtype
 
 
-def tolerance(target: LMTarget, logits: Tensor) -> float:
-    """Return the largest difference of two logits by rounding alone.
-
-    target: the model.
-    logits: logits of it, whose largest size counts [.., v].
-    """
-    return ROUNDING[rounding(target)] * max(1.0, float(logits[logits.isfinite()].abs().max()))
+def _tolerance(target: LMTarget, logits: Tensor) -> float:
+    """Return the largest difference by rounding alone of two logits of a model; logits: how large they are [.., v]."""
+    return ROUNDING[_rounding(target)] * max(1.0, float(logits[logits.isfinite()].abs().max()))
 
 
 def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Sequence[int]]) -> float:
@@ -130,9 +124,9 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
     wants = [last_logits(target, [path])[0] for path in paths]
     pairs = list(zip(got, wants, strict=True))
     worst = largest(
-        float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs
+        float((logits.to(want.dtype) - want).abs().max()) / _tolerance(target, want) for logits, want in pairs
     )
-    if worst <= 1 or torch.finfo(rounding(target)).bits > 16:
+    if worst <= 1 or torch.finfo(_rounding(target)).bits > 16:
         return worst
     v = target.vocab_size
     exchanged = [[*path[:-2], (path[-2] + v // 2) % v, path[-1]] for path in paths]
@@ -223,7 +217,7 @@ def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[in
         return False, f"one text ends at token {at}, the other goes on"
     logits = last_logits(target, [prompt + one[:at]])[0]
     gap = float(logits.max() - logits[[one[at], other[at]]].min())
-    allowed = 2 * tolerance(target, logits)
+    allowed = 2 * _tolerance(target, logits)
     return gap <= allowed, f"texts part at token {at}, where the logits are {gap:.1e} apart (rounding: {allowed:.1e})"
 
 
