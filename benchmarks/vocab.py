@@ -233,7 +233,7 @@ def _law(
         return sampling(last_logits(target, [prompt + list(x) for x in ids]))
 
     cells = fit.choose_cells(law, NUM_TOKENS, settings.samples)
-    test = fit.FitTest.prepare(cells.probabilities(law), settings.samples, FALSE_ALARM, settings.seed)
+    test = fit.FitTest(cells.probabilities(law), settings.samples, FALSE_ALARM, settings.seed)
     progress(f"temperature {temperature:g}: sampling the law of {way.system} {way.method} {way.drafter_name}")
     if isinstance(way.runs, Foretoken):
         drafter, verifier = way.runs.engine.drafter, way.runs.engine.verifier

@@ -1,7 +1,5 @@
 """Whole decodings of table models, enumerated through the real decoder: their law is the target's own at 1e-12."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from foretoken.audit.report import FAILED, OK, WEAK
 from foretoken.audit.table import TableLM, random_table
 from foretoken.audit.wrong import EachAlone, PeekingDrafter
 from foretoken.core.draws import inverse_cdf
-from foretoken.core.laws import IID, Law, Opaque, WithoutReplacement
+from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import Random
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings, TokenTree
@@ -25,6 +23,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.trees import static
 from foretoken.verify import VERIFIERS, strings
 from foretoken.verify.published.plan import Solver
+from foretoken.verify.rejection import Standard
 from models_zoo import tiny
 from raising import raising
 from tables import off_target, table_decoding
@@ -84,15 +83,8 @@ def test_a_priced_draw_that_is_always_accepted_is_seen(monkeypatch: pytest.Monke
     assert checks_of(VERIFIERS["string-rejection"]) == [OK, FAILED]
 
 
-@dataclass(frozen=True)
-class NeverAccepts:
+class NeverAccepts(Standard):
     """A rule that draws from p and takes no draft token even where it is the one."""
-
-    name: str = "never-accepts"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID) and law.k == 1
 
     def __call__(self, p: torch.Tensor, siblings: Siblings) -> torch.Tensor:
         return p
@@ -251,12 +243,12 @@ def test_the_fit_test_keeps_its_false_alarm_rate_and_has_power() -> None:
     """At alpha = 0.05: 400 true samples; more than 40 alarms have probability < 1e-4. And another law is seen."""
     p, other = table_law(6, seed=1), table_law(6, seed=2)
     cells = fit.choose_cells(p, 3, 1000)
-    test = fit.FitTest.prepare(cells.probabilities(p), 1000, 0.05, seed=0)
+    test = fit.FitTest(cells.probabilities(p), 1000, 0.05, seed=0)
     assert test.power(cells.probabilities(p), seed=1) <= 0.1
     assert test.power(cells.probabilities(other), seed=1) > 0.99
 
 
 def test_the_impossible_is_always_rejected() -> None:
-    test = fit.FitTest.prepare(torch.tensor([0.5, 0.5, 0.0]).numpy(), 1000, 0.001, seed=0)
+    test = fit.FitTest(torch.tensor([0.5, 0.5, 0.0]).numpy(), 1000, 0.001, seed=0)
     assert not test.rejects(torch.tensor([500, 500, 0]).numpy())
     assert test.rejects(torch.tensor([500, 499, 1]).numpy())

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.audit.branching import outcomes
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.random import seeded
@@ -86,17 +85,6 @@ def test_the_walk_follows_the_target(wanted: tuple[int, ...], path: tuple[int, .
 
 def test_opaque_children_never_reach_the_rule() -> None:
     assert walk(example(), each(lambda node: one_hot(0)), raising(AssertionError), seeded(0)) == ((0,), 0)
-
-
-def test_the_law_of_the_walk() -> None:
-    """Over all outcomes: P(path, token) is the product of the rows' entries along it."""
-    tree = example()
-    ps = torch.rand(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
-    law = dict(outcomes(lambda rng: walk(tree, each(lambda node: ps[node]), VERIFIERS["exact-match"], rng)))
-    assert sum(law.values()) == pytest.approx(1)
-    assert len(law) == 3 + 4 + 5 + 5
-    assert law[(0,), 0] == pytest.approx(float(ps[0, 0]))
-    assert law[(0, 1, 3), 2] == pytest.approx(float(ps[0, 1] * ps[1, 3] * ps[3, 2]))
 
 
 def test_draw_uses_one_uniform_of_the_given_generator() -> None:

@@ -20,33 +20,16 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, NONE, Hub, Law, Opaque, WithoutReplacement, outcomes
 from rates import summed
 
-QS = {
-    "random": [0.15, 0.35, 0.3, 0.2],
-    "zeros": [0.0, 0.6, 0.0, 0.4],
-    "one-hot": [0.0, 0.0, 1.0],
-    "V = 1": [1.0],
-    "skew": [0.999, 0.0009, 0.0001],
-    "not normalised": [0.3, 0.6, 0.2],
-}
-LAWS = [family(k) for family in (IID, WithoutReplacement, Hub) for k in (1, 2, 3)]
+RANDOM_Q = [0.15, 0.35, 0.3, 0.2]
 
 
 def f64(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.parametrize("q", QS.values(), ids=QS)
-def test_outcomes_sum_to_one(law: Law, q: list[float]) -> None:
-    found = list(outcomes(law, f64(q)))
-    assert math.fsum(prob for _, prob in found) == pytest.approx(1, abs=1e-12)
-    assert len({draws for draws, _ in found}) == len(found)
-    assert all(q[x] > 0 for draws, _ in found for x in draws)
-
-
 @pytest.mark.parametrize(("law", "n"), [*((family(2), 400) for family in (IID, WithoutReplacement, Hub)),
                                        (IID(2, (0.2, 0.5, 0.3)), 60)], ids=str)  # fmt: skip
-@pytest.mark.parametrize("q", [QS["random"], QS["zeros"], QS["not normalised"]], ids=str)
+@pytest.mark.parametrize("q", [RANDOM_Q, [0.0, 0.6, 0.0, 0.4], [0.3, 0.6, 0.2]], ids=str)
 def test_draw_integrates_to_prob(law: Law, n: int, q: list[float]) -> None:
     """Midpoints of a grid of n uniforms a dimension: no interval of the inverse misses more than one cell at an end."""
     grid = [(torch.arange(n, dtype=torch.float64) + 0.5) / n] * law.num_uniforms
@@ -56,13 +39,6 @@ def test_draw_integrates_to_prob(law: Law, n: int, q: list[float]) -> None:
     wanted = dict(outcomes(law, f64(q)))
     assert got.keys() == wanted.keys()
     assert all(abs(got[x] - wanted[x]) <= 2 * law.num_uniforms / n for x in got)
-
-
-def test_iid_is_a_product_and_repeats() -> None:
-    q = f64([0.2, 0.8])
-    assert IID(3).prob(q, (1, 0, 1)) == pytest.approx(0.8 * 0.2 * 0.8)
-    assert IID(3).prob(q, (1, 0)) == 0
-    assert IID(0).prob(q, ()) == 1
 
 
 def test_successive_sampling_by_hand() -> None:
@@ -90,7 +66,7 @@ def test_exhausted_support() -> None:
 
 def test_a_prefix_of_the_draws_has_the_law_of_fewer() -> None:
     """The drafter draws as many for all nodes of a level, and keeps the first ones where a node wants fewer."""
-    q = f64(QS["random"])
+    q = f64(RANDOM_Q)
     for family in (IID, WithoutReplacement, Hub):
         fewer = summed((draws[:2], prob) for draws, prob in outcomes(family(3), q))
         assert fewer == pytest.approx(dict(outcomes(family(2), q)))
@@ -134,7 +110,7 @@ def test_hub_with_less_support_than_draws() -> None:
 
 @pytest.mark.parametrize("law", [WithoutReplacement(3), Hub(3)], ids=str)
 def test_draw_leaves_q_alone(law: Law) -> None:
-    q = f64(QS["random"])[None]
+    q = f64(RANDOM_Q)[None]
     before = q.clone()
     law.draw(q, torch.full((1, 3), 0.5, dtype=torch.float64))
     assert torch.equal(q, before)
@@ -235,7 +211,7 @@ RANDOM = [IID(1, (0.3, 0.7)), IID(2, (0.2, 0.5, 0.3)), IID(2, (0.0, 1.0, 0.0)), 
 
 @pytest.mark.parametrize("law", [*RANDOM, IID(1), IID(3)], ids=str)
 def test_hit_is_the_probability_that_a_draw_lands_in_a_set(law: IID) -> None:
-    q = f64(QS["random"])
+    q = f64(RANDOM_Q)
     for tokens in ((), (0,), (1, 3), (0, 1, 2, 3)):
         hit = math.fsum(prob for draws, prob in outcomes(law, q) if set(draws) & set(tokens))
         assert float(law.hit(q[list(tokens)].sum())) == pytest.approx(hit, abs=1e-14)
@@ -248,7 +224,7 @@ def test_a_random_count_is_decided_by_the_last_uniform() -> None:
     law = IID(2, (0.2, 0.5, 0.3))
     assert law.num_uniforms == 3
     u = f64([0.1, 0.9, 0.19]), f64([0.1, 0.9, 0.21]), f64([0.1, 0.9, 0.71])
-    draws = law.draw(f64(QS["random"]).expand(3, -1), torch.stack(u))
+    draws = law.draw(f64(RANDOM_Q).expand(3, -1), torch.stack(u))
     assert draws.tolist() == [[NONE, NONE], [0, NONE], [0, 3]]
 
 

@@ -92,16 +92,32 @@ def test_two_processes_may_write_one_file_at_once(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_lines_of_a_benchmark_on_a_full_disk_are_one_sentence(tmp_path, monkeypatch):
-    full = pytest.raises(ForetokenError, match=r"Cannot write .*b\.jsonl: No space left on device\.$")
+def lines(path: Path) -> None:
+    write_lines(str(path), [{"long": "x" * 100_000}], {})
+
+
+def tensors(path: Path) -> None:
+    """Where torch is given a file it raises an error of its own while it handles the system's."""
+
+    def to(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            torch.save(torch.zeros(100_000), file)
+
+    write(path, to)
+
+
+def line(path: Path) -> None:
+    path.symlink_to("/dev/full")
+    append(path, "line\n")
+
+
+@pytest.mark.parametrize("save", [lines, tensors, line])
+def test_a_full_disk_is_one_sentence(save, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "token_hex", lambda _: "b")
-    (tmp_path / ".b.jsonl.b.tmp").symlink_to("/dev/full")  # where its lines go until all are written
-    with full:
-        write_lines(str(tmp_path / "b.jsonl"), [{"long": "x" * 100_000}], {})
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "log.jsonl").symlink_to("/dev/full")
-    with pytest.raises(ForetokenError, match=r"Cannot write .*log\.jsonl: No space left on device\.$"):
-        append(tmp_path / "log.jsonl", "line\n")
+    (tmp_path / ".f.b.tmp").symlink_to("/dev/full")  # where what is written goes until all is there
+    with pytest.raises(ForetokenError, match=r"Cannot write .*/f: No space left on device\.$"):
+        save(tmp_path / "f")
+    assert save is line or not list(tmp_path.iterdir())
 
 
 def mode(path: Path) -> int:
@@ -144,19 +160,6 @@ def test_the_output_of_a_program_is_not_replaced(tmp_path):
         for path in (Path(f"/dev/fd/{file.fileno()}"), tmp_path / "link"):
             with pytest.raises(ForetokenError, match="stands for a file that is open already"):
                 check_file(path)
-
-
-def test_the_disk_is_full_while_torch_writes(tmp_path, monkeypatch):
-    """Where it is given a file it raises an error of its own while it handles the system's."""
-
-    def to(path: Path) -> None:
-        with path.open("wb") as file:
-            torch.save(torch.zeros(100_000), file)
-
-    monkeypatch.setattr(files, "token_hex", lambda _: "b")
-    (tmp_path / ".f.b.tmp").symlink_to("/dev/full")
-    with pytest.raises(ForetokenError, match=r"/f: No space left on device\.$"):
-        write(tmp_path / "f", to)
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):

@@ -3,41 +3,22 @@
 Its Algorithm 2 is block verification, and what accepts more is its code, which is lossy. docs/theory.md has the proof.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from foretoken.audit.decoding import deviation
 from foretoken.verify import VERIFIERS
 from rates import summed
-from whole_texts import Path, Table, add_text, chance, pair, paths, steps
+from whole_texts import Outcomes, Path, Table, add_text, backwards, chance, pair, paths, steps
 
-Outcomes = dict[tuple[Path, int | None], float]  # accepted tokens, and the token after them; None: there is none
 SIZES = [(2, 2), (3, 2), (2, 3), (3, 3)]
 
 
 def ratios(p: Table, q: Table, path: Path) -> list[float]:
     """r(X_1:t) for t = 0 .. the length."""
     return [chance(p, path[:t]) / chance(q, path[:t]) for t in range(len(path) + 1)]
-
-
-def backwards(path: Path, accept: list[float], rows: list[Tensor]) -> Outcomes:
-    """Scan from the whole path back: stop at t with accept[t], and draw the next token from rows[t]."""
-    found: Outcomes = defaultdict(float)
-    reached = 1.0
-    for t in reversed(range(len(path) + 1)):
-        total = float(rows[t].sum())
-        stops = reached * (accept[t] if t else 1.0)
-        for x in range(len(rows[t])):
-            if total > 0:
-                found[path[:t], x] += stops * float(rows[t][x]) / total
-        if total == 0:
-            found[path[: t + 1], None] += stops
-        reached -= stops
-    return found
 
 
 def algorithm_2(p: Table, q: Table, path: Path) -> Outcomes:

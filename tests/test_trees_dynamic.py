@@ -90,7 +90,7 @@ def test_node_for_node_the_tree_of_the_plain_way(policy: RankedTree, v: int) -> 
         assert (siblings is None) == (not children)
         assert siblings is None or (siblings.draws, siblings.q, siblings.law) == (children, None, Opaque(len(children)))
     for node, place in session.growths[0].scored.items():  # the scored nodes that were kept are the same in the cache
-        assert node == 0 or session.rows.trees[0].tokens[place] == tree.tokens[node]
+        assert node == 0 or session.rows.trees[0][0][place] == tree.tokens[node]
 
 
 def test_opt_tree_stops_where_depth_does_not_pay() -> None:

@@ -1,14 +1,11 @@
 """Every verifier, for every law it accepts, emits exactly p; and compiled rows are the plain ones."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 import plain_kseq
 from benchmarks.exactly import enumerated
@@ -16,7 +13,7 @@ from foretoken.audit import enumerate as exact
 from foretoken.audit.wrong import EachAlone
 from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily, Verifier
+from foretoken.core.verifier import Verifier
 from foretoken.verify import VERIFIERS, rejection
 from foretoken.verify.exact_transport import Transport, TransportGrouped
 from foretoken.verify.published.plan import Solver
@@ -25,7 +22,10 @@ from tables import enumerated_once
 from thinning import one_in
 
 PAIRS = exact.all_pairs(seed=0)
-COUNTS = [(0.3, 0.7), (0.7, 0.3), (1.0, 0.0), (0.2, 0.5, 0.3), (0.1, 0.0, 0.6, 0.3), (0.1, 0.2, 0.3, 0.2, 0.2)]
+COUNTS = [
+    *((0.3, 0.7), (0.7, 0.3), (1.0, 0.0), (0.2, 0.5, 0.3), (0.1, 0.0, 0.6, 0.3), (0.1, 0.2, 0.3, 0.2, 0.2)),
+    (0.0, 0.0, 0.7, 0.3),  # as budgeted drafting has them
+]
 RANDOM = [IID(len(c) - 1, c) for c in COUNTS]
 ACCEPTED = [(rule, law) for rule in VERIFIERS.values() for law in exact.laws_of(rule)]
 MORE = [(rule, law) for rule in VERIFIERS.values() for law in (IID(0), IID(4), *RANDOM) if rule.accepts(law)]
@@ -44,10 +44,6 @@ def pairs_for(rule: Verifier, law: Law) -> list[exact.Pair]:
         sizes = (2, 3, 4, 5)[: 6 - law.k]
         pairs = pairs + [random_pair(rng, v, sharpness) for v in sizes for sharpness in (0.3, 1.0, 3.0, 10.0)]
     return pairs
-
-
-def normal(*logits: float) -> Tensor:
-    return torch.softmax(f64(*logits), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +86,7 @@ def test_the_plain_row_is_lossless_too(rule: Verifier, law: Law) -> None:
 )
 def test_pairs_that_are_not_accepted_would_be_lossy(name: str, law: Law) -> None:
     """`accepts` is not merely careful. (SpecHub on Hub(3) would waste the third draw, no more.)"""
-    p, q = normal(1.5, 0, 0.5, 1), normal(1, 0.8, -1, 0.3)
+    p, q = (torch.softmax(f64(*logits), 0) for logits in ((1.5, 0, 0.5, 1), (1, 0.8, -1, 0.3)))
     assert not VERIFIERS[name].accepts(law)
     assert enumerated(VERIFIERS[name], law, p, q).total_variation(p) > 0.01
 
@@ -102,25 +98,11 @@ def test_the_known_wrong_rule_fails_the_same_check(family: type[IID], k: int) ->
     assert not exact.measure(EachAlone(), family(k), PAIRS).exact
 
 
-@dataclass(frozen=True)
-class NoNumbers:
-    """A rule whose row is NaN wherever there are draws."""
-
-    name: str = "no-numbers"
-    laws: tuple[LawFamily, ...] = (IID, Opaque)
-
-    def accepts(self, law: Law) -> bool:
-        return True
-
-    def __call__(self, p: Tensor, siblings: Siblings) -> Tensor:
-        return p * float("nan") if siblings.draws else p
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("law", [IID(2, (0.2, 0.0, 0.8)), Opaque(2)])
 def test_rows_that_are_no_numbers_are_not_exact(law: Law) -> None:
     """`max` would pass over a NaN that does not come first, and the first row here is p."""
-    assert not exact.measure(NoNumbers(), law, PAIRS).exact
+    assert not exact.measure(lambda p, siblings: p * float("nan") if siblings.draws else p, law, PAIRS).exact
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -192,16 +174,10 @@ def test_numbers_of_any_size_leave_a_rule_lossless(name: str, data: st.DataObjec
 
 # Compiled rows against plain ones.
 
-Row = Callable[[Tensor, Tensor, tuple[int, ...]], Tensor]
-ROWS: dict[str, tuple[Row, Row]] = {
-    "rrs": (
-        partial(rejection.recursive_row, without_replacement=False),
-        partial(rejection.plain_row, without_replacement=False),
-    ),
-    "rrsw": (
-        partial(rejection.recursive_row, without_replacement=True),
-        partial(rejection.plain_row, without_replacement=True),
-    ),
+RECURSIVE = rejection.recursive_row, rejection.plain_row
+ROWS = {
+    "rrs": tuple(partial(row, without_replacement=False) for row in RECURSIVE),
+    "rrsw": tuple(partial(row, without_replacement=True) for row in RECURSIVE),
     "kseq": (lambda p, q, draws: VERIFIERS["kseq"](p, Siblings(draws, q, IID(len(draws)))), plain_kseq.row),
 }
 

@@ -1,14 +1,13 @@
 """Block verification: the exact law of whole chains and trees, more tokens than node by node; and in the engine."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 from foretoken.audit import decoding
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
-from foretoken.core.policy import Plan
+from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.random import seeded
 from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, chain, root_only
 from foretoken.core.verifier import LawFamily, Verifier
@@ -56,7 +55,7 @@ def test_what_is_kept_of_a_text_is_what_block_verification_keeps() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_law_of_a_whole_block_and_its_length(seed: int) -> None:
-    """V = 3, L = 3: exact, longer than node by node, and as long as the formulas say."""
+    """V = 3, L = 3: exact, and longer than node by node."""
     p, q = pair(3, 3, seed)
     law, length = law_and_length(BLOCK, p, q, 3, 3)
     assert len(law) == 81
@@ -64,16 +63,6 @@ def test_the_law_of_a_whole_block_and_its_length(seed: int) -> None:
     node_law, node_length = law_and_length(STANDARD, p, q, 3, 3)
     assert deviation(node_law, p) < 1e-12
     assert length > node_length + 0.01
-    by_weight, by_node = 1.0, 1.0
-    for n in (1, 2, 3):
-        for tokens in paths(3, n):
-            w, each = 1.0, 1.0
-            for i, x in enumerate(tokens):
-                ratio = float(p[tokens[:i]][x] / q[tokens[:i]][x])
-                w, each = min(1, w * ratio), each * min(1, ratio)
-            by_weight, by_node = by_weight + chance(q, tokens) * w, by_node + chance(q, tokens) * each
-    assert length == pytest.approx(by_weight, abs=1e-12)
-    assert node_length == pytest.approx(by_node, abs=1e-12)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -187,30 +176,17 @@ def test_whole_decodings_with_a_chain(name: str, family: LawFamily, monkeypatch:
         assert accepted == pytest.approx(by_block, abs=1e-12)
 
 
-@dataclass(frozen=True)
-class Entangled:
+class Entangled(TreePolicy):
     """Two draws at the root, one below each, and below those so many as all tokens of that level sum up to: what is
     drawn below one child depends on what was drawn below the other."""
 
-    max_nodes: int = 9
-    max_draws: int = 2
-    weighs: bool = False
-    level: dict = field(default_factory=lambda: defaultdict(list), hash=False, compare=False)
+    max_nodes, max_draws = 9, 2
 
     def root(self, past):
         return ()
 
-    def past(self, states):
-        return None
-
-    def laws(self, family):
-        return (family(2),)
-
     def sizes(self):
         return (0, 2, 4, 8)
-
-    def at(self, family, temperature):
-        return self
 
     def plan(self, states, q, family):
         depth = len(states[0])
@@ -224,9 +200,6 @@ class Entangled:
 
     def select(self, states, first):
         return list(range(first, len(states))) if len(states[-1]) < 3 else []
-
-    def keep(self, states):
-        return None
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -19,9 +19,8 @@ from foretoken.verify import VERIFIERS, multipath
 from foretoken.verify.multipath import choose
 from rates import summed
 from tables import table_decoding, trees, walk_law
-from whole_texts import Path, Table, add_text, chance, deviation, table
+from whole_texts import Outcomes, Path, Table, add_text, backwards, chance, deviation, table
 
-Outcomes = dict[tuple[tuple[int, ...], int], float]
 Ties = Literal["one order", "as published"]
 GBV = VERIFIERS["gbv"]
 
@@ -32,20 +31,13 @@ def rows(v: int, depth: int, seed: int) -> Table:
 
 def block_verification(p: Table, q: Table, path: Path) -> Outcomes:
     """Sun et al. 2024, arXiv:2403.10444, Algorithm 2, on one path: P(accepted path, token after it)."""
-    length, w = len(path), [1.0]
+    w, accept, rows = 1.0, [], []
     for i, x in enumerate(path):
-        w.append(min(1.0, w[-1] * float(p[path[:i]][x]) / float(q[path[:i]][x])))
-    found: Outcomes = defaultdict(float)
-    reached = 1.0
-    for i in reversed(range(length + 1)):
-        row = p[path] if i == length else (w[i] * p[path[:i]] - q[path[:i]]).clamp(min=0)
-        mass = float(row.sum())
-        h = 1.0 if i == 0 else w[i] if i == length else mass / (mass + 1 - w[i]) if mass + 1 - w[i] > 0 else 1.0
-        for x in range(len(row)):
-            if mass > 0:
-                found[path[:i], x] += reached * h * float(row[x]) / mass
-        reached *= 1 - h
-    return found
+        rows.append((w * p[path[:i]] - q[path[:i]]).clamp(min=0))
+        mass = float(rows[-1].sum())
+        accept.append(mass / (mass + 1 - w) if mass + 1 - w > 0 else 1.0)
+        w = min(1.0, w * float(p[path[:i]][x]) / float(q[path[:i]][x]))
+    return backwards(path, [*accept, w], [*rows, p[path]])
 
 
 def published(paths: list[Path], p: Table, q: Table, ties: Ties = "one order") -> Outcomes:

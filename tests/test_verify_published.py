@@ -70,7 +70,7 @@ def test_draws_whose_probability_is_too_small_for_a_float_are_answered_by_p(name
 
 def test_too_large_to_enumerate() -> None:
     q = torch.full((1000,), 1e-3).double()
-    with pytest.raises(ForetokenError, match=r"too large to enumerate.*top-k"):
+    with pytest.raises(ForetokenError, match=r"too large to enumerate.*limit is 300000.*top-k"):
         VERIFIERS["ot-lp"](q, Siblings((1, 2, 3), q, IID(3)))
     row = VERIFIERS["ot-maxflow"](q, Siblings((0, 1, 2), q, Hub(3)))  # the hub law has few sets
     assert float(row.sum()) == pytest.approx(1)
@@ -90,10 +90,9 @@ def test_without_scipy_one_sentence_says_so(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-4])
-@pytest.mark.parametrize("residuals", [greedy_residuals, capped_residuals])
-def test_global_resolution_is_as_near_as_it_says(tolerance: float, residuals) -> None:
+def test_global_resolution_is_as_near_as_it_says(tolerance: float) -> None:
     """L1 distance and acceptance within the tolerance wherever it succeeds; which is nearly everywhere here."""
-    rule, solved = GlobalResolution(tolerance, residuals), 0
+    rule, solved = GlobalResolution(tolerance=tolerance), 0
     for n in (1, 2, 3):
         for p, q in PAIRS[::2]:
             attempt = rule.solve(*arrays(p, q), IID(n))
@@ -112,7 +111,7 @@ def test_what_is_truncated_counts_in_the_bound_of_the_law(v: int, n: int) -> Non
     """Here more is lost with the tokens outside of T than in the gradients."""
     cut = 0
     for p, q in zip(*(rows.numpy() for rows in toy_rows(40, v, 1.0, 0.5, 0)), strict=True):
-        found, sets = GlobalResolution(0.1).solve(p, q, IID(n)), draw_sets(IID(n), q)
+        found, sets = GlobalResolution(tolerance=0.1).solve(p, q, IID(n)), draw_sets(IID(n), q)
         assert not isinstance(found, Failure)
         law = sum(prob * found.row(draws) for draws, prob in zip(sets.index, sets.prob, strict=True))
         assert np.abs(law - p).sum() <= 2 * (found.outer.error + found.inner.error) + 1e-12
@@ -136,9 +135,8 @@ def test_what_one_part_of_the_tolerance_leaves_unused_the_others_have() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_thinned_rule_is_exact_and_nearly_optimal(n: int) -> None:
+def test_the_thinned_rule_is_nearly_optimal(n: int) -> None:
     rule = ThinnedGlobalResolution()
-    assert exact.measure(rule, IID(n), PAIRS).worst < 1e-12
     below = [optimum(IID(n), p, q / q.sum()) - rule.solve(*arrays(p, q), IID(n)).kept for p, q in PAIRS]
     assert max(below) < 1e-2
     assert float(np.median(below)) < 1e-3

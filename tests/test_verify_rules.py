@@ -5,7 +5,7 @@ import math
 import pytest
 
 from foretoken.audit import enumerate as exact
-from foretoken.core.laws import IID, Hub, outcomes
+from foretoken.core.laws import IID, Hub
 from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
@@ -48,15 +48,6 @@ def test_spechub_spares_the_hub_for_the_second_order() -> None:
     # p' = [.2, ., .2], S = .4 - .2 = .2, R = 0, p'' = [0, ., .1]; p(hub) = .1
     row = SPECHUB(p, Siblings((1, 0), q, Hub(2)))
     assert row.tolist() == pytest.approx([0.5, 0.5 * 0.5, 0.5 * 0.5])
-
-
-def test_the_hub_law_where_the_top_token_is_certain() -> None:
-    """q(a) = 1: one draw, and SpecHub's Q(a, x) divides by zero."""
-    p, q = f64(0.2, 0.5, 0.3), f64(0, 1, 0)
-    assert list(outcomes(Hub(2), q)) == [((1,), 1.0)]
-    for rule in (HUB, SPECHUB):
-        assert rule(p, Siblings((1,), q, Hub(2))).tolist() == pytest.approx(p.tolist())
-        assert float(acceptance(rule, Hub(2), p, q)) == pytest.approx(0.5)
 
 
 def test_spechub_where_the_rest_is_subnormal() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -16,6 +17,7 @@ from tables import each
 
 Path = tuple[int, ...]
 Table = dict[Path, Tensor]
+Outcomes = dict[tuple[Path, int | None], float]  # accepted tokens, and the token after them; None: there is none
 
 
 def paths(v: int, length: int) -> Iterable[Path]:
@@ -47,6 +49,25 @@ def add_text(law: dict[Path, float], out: Path, prob: float, p: Table, length: i
 
 def deviation(law: dict[Path, float], p: Table) -> float:
     return max(abs(law[path] - chance(p, path)) for path in law)
+
+
+def backwards(path: Path, accept: list[float], rows: list[Tensor]) -> Outcomes:
+    """Scan from the whole path back: stop at t with accept[t], at 0 for certain, and draw the next token from rows[t].
+
+    Where a row is 0 nothing is drawn after one token more.
+    """
+    found: Outcomes = defaultdict(float)
+    reached = 1.0
+    for t in reversed(range(len(path) + 1)):
+        total = float(rows[t].sum())
+        stops = reached * (accept[t] if t else 1.0)
+        for x in range(len(rows[t])):
+            if total > 0:
+                found[path[:t], x] += stops * float(rows[t][x]) / total
+        if total == 0:
+            found[path[: t + 1], None] += stops
+        reached -= stops
+    return found
 
 
 def drafted(q: Table, tokens: Path) -> TokenTree:

@@ -54,7 +54,10 @@ def solvers() -> list[Timed]:
     """The paper's, and the exact rule of this package."""
     return [
         *(Timed(name, partial(call, VERIFIERS[name]), growth) for name, growth in EXACT.items()),
-        *(Timed(f"global-resolution {t}", partial(resolve, GlobalResolution(float(t))), 0) for t in TOLERANCES),
+        *(
+            Timed(f"global-resolution {t}", partial(resolve, GlobalResolution(tolerance=float(t))), 0)
+            for t in TOLERANCES
+        ),
         Timed("transport", partial(call, VERIFIERS["transport"]), 0),
     ]
 

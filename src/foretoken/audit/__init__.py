@@ -103,7 +103,7 @@ def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], 
         worst = max(m.worst for m in measured)
         trees = sorted({m.tree for m in measured})
         detail = f"worst {worst:.1e}; {len(measured)} pairs of a law and a tree: {', '.join(trees)}"
-        outcome = verdict(worst <= decoding.TOLERANCE)
+        outcome = verdict(worst <= exact.TOLERANCE)
         untested = sorted({m.tree for m in measured if m.accepted == 0})
         if untested:
             outcome = WEAK if outcome == OK else outcome
@@ -119,6 +119,6 @@ def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], 
     ]
     method = (
         "Every outcome of every draw through the real drafter, trees, walk and decoder, on table models: the law\n"
-        f"of the next 3 tokens against the target's own, at most {decoding.TOLERANCE:g} apart."
+        f"of the next 3 tokens against the target's own, at most {exact.TOLERANCE:g} apart."
     )
     return Section("Whole decodings, enumerated exactly", method, tuple(checks))

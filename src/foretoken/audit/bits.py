@@ -24,10 +24,9 @@ KERNEL = "kernel"
 def bit_exact(lm: CausalLM, texts: list[list[int]], seed: int) -> Section:
     """Compare the scores of random trees after texts: all trees in one batch, each alone, and each token by itself.
 
-    Args:
-        lm: the target.
-        texts: token ids of prompts.
-        seed: of the trees' tokens and shapes.
+    lm: the target.
+    texts: token ids of prompts.
+    seed: of the trees' tokens and shapes.
     """
     method = (
         "Where our kernel runs, in float32 or bfloat16, the scores after a token are the same bits whether it is read\n"

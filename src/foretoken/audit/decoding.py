@@ -16,13 +16,14 @@ from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from foretoken.audit.branching import outcomes
-from foretoken.audit.enumerate import COINS, FAMILIES, remembering
+from foretoken.audit.enumerate import COINS, FAMILIES, Deviation, remembering
+from foretoken.audit.enumerate import TOLERANCE as TOLERANCE
 from foretoken.audit.report import largest
 from foretoken.audit.table import TableLM, TableRows, random_table
-from foretoken.core.interfaces import Drafter, DraftSession, Target
+from foretoken.core.interfaces import Drafter, DraftSession
 from foretoken.core.laws import IID, Coins, Law, Opaque
 from foretoken.core.policy import TreePolicy
 from foretoken.core.random import Random
@@ -39,7 +40,6 @@ from foretoken.trees import static
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.paths import PathTree
 
-TOLERANCE = 1e-12
 Ids = tuple[int, ...]
 
 
@@ -100,7 +100,7 @@ class Decoding:
     eos_ids: tokens that end a text early.
     """
 
-    target: Target
+    target: LMTarget
     drafter: Drafter
     verifier: Verifier
     prompt: Ids = (0, 1)
@@ -109,25 +109,18 @@ class Decoding:
     eos_ids: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True)
-class WholeDeviation:
-    """The deviation of the law of whole decodings from the target's own.
+@dataclass(frozen=True, kw_only=True)
+class WholeDeviation(Deviation):
+    """The largest deviation of a text's probability from the target's own.
 
     tree: the name of the shape.
     num_outcomes: the number of texts of positive probability.
-    worst: the largest |P(ids) - the target's own P(ids)|.
     accepted: the expected number of accepted draft tokens of one decoding.
     """
 
     tree: str
     num_outcomes: int
-    worst: float
     accepted: float
-
-    @property
-    def exact(self) -> bool:
-        """Whether the deviation is rounding alone."""
-        return self.worst <= TOLERANCE
 
 
 def measure(
@@ -151,7 +144,8 @@ def measure(
     drafter = PricedDrafter(inner) if shape.priced else around(inner)
     decoding = Decoding(target, drafter, remembering(verifier), num_tokens=num_tokens)
     law, accepted = enumerate_law(decoding)
-    return WholeDeviation(shape.name, len(law), deviation(law, own_law(decoding)), accepted)
+    worst = deviation(law, own_law(decoding))
+    return WholeDeviation(worst, tree=shape.name, num_outcomes=len(law), accepted=accepted)
 
 
 def table_pair(policy: TreePolicy, family: LawFamily, v: int, seed: int) -> tuple[LMTarget, LMDrafter]:
@@ -218,7 +212,7 @@ def own_law(decoding: Decoding) -> dict[Ids, float]:
 
     decoding: what is enumerated; its drafter and its rule are not used.
     """
-    lm = _table(decoding.target)
+    table = cast(TableLM, decoding.target.lm).table
     laws: dict[Ids, float] = {}
     open_ = [((), 1.0)]
     while open_:
@@ -227,7 +221,7 @@ def own_law(decoding: Decoding) -> dict[Ids, float]:
             laws[ids] = prob
             continue
         prefix = [*decoding.prompt, *ids]
-        p = decoding.sampling(lm.table[prefix[-2], prefix[-1], None].log(), [prefix], len(decoding.prompt))[0]
+        p = decoding.sampling(table[prefix[-2], prefix[-1], None].log(), [prefix], len(decoding.prompt))[0]
         open_ += [((*ids, x), prob * float(p[x])) for x in range(len(p)) if p[x] > 0]
     return laws
 
@@ -274,8 +268,10 @@ def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
     sequence.ids = list(state.ids)
     decoder.join(sequence)
     drafting = decoder.drafter.inner if isinstance(decoder.drafter, WrappedSession) else decoder.drafter
-    target, drafter = _rows(decoder.target), _rows(drafting)
-    _pasts(drafting)[0] = state.past
+    assert isinstance(decoder.target, LMTargetSession)
+    assert isinstance(drafting, LMDraftSession)
+    target, drafter = cast(TableRows, decoder.target.rows), cast(TableRows, drafting.rows)
+    drafting.pasts[0] = state.past
     target.extend(0, state.in_target)
     drafter.extend(0, state.in_drafter)
     with warnings.catch_warnings():
@@ -283,22 +279,5 @@ def _step(decoding: Decoding, state: State, rng: Random) -> tuple[State, int]:
         ((_, step),) = decoder.step()
     if sequence.finished:
         return State(tuple(sequence.ids), (), (), finished=True), step.num_accepted
-    past = _pasts(drafting)[0]
-    return State(tuple(sequence.ids), tuple(target.ids[0]), tuple(drafter.ids[0]), past), step.num_accepted
-
-
-def _rows(session: object) -> TableRows:
-    assert isinstance(session, LMTargetSession | LMDraftSession)
-    assert isinstance(session.rows, TableRows)
-    return session.rows
-
-
-def _pasts(session: object) -> list[Any]:
-    assert isinstance(session, LMDraftSession)
-    return session.pasts
-
-
-def _table(target: Target) -> TableLM:
-    assert isinstance(target, LMTarget)
-    assert isinstance(target.lm, TableLM)
-    return target.lm
+    in_caches = tuple(target.ids[0]), tuple(drafter.ids[0])
+    return State(tuple(sequence.ids), *in_caches, drafting.pasts[0]), step.num_accepted

@@ -5,6 +5,7 @@ own, and unlikely ones share cells. Pearson's statistic over the cells is compar
 which is simulated (multinomial counts), so that no chi-square approximation is needed.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -119,36 +120,24 @@ def statistic(counts: np.ndarray, probs: np.ndarray) -> np.ndarray:
     return np.where(counts[..., ~possible].any(-1), np.inf, value)
 
 
-@dataclass(frozen=True)
 class FitTest:
-    """A test that rejects when the p-value is at most alpha, with probability <= alpha if the law is right.
+    """A test that rejects when the p-value is at most alpha, with probability <= alpha if the law is right."""
 
-    probs: the probabilities of the cells under the hypothesis [cells].
-    num_samples: the number of samples of one test.
-    alpha: the largest probability of a false alarm.
-    null: simulated statistics under the hypothesis, ascending.
-    """
+    def __init__(self, probs: np.ndarray, num_samples: int, alpha: float, seed: int) -> None:
+        """Make a test and simulate its statistics under the hypothesis.
 
-    probs: np.ndarray
-    num_samples: int
-    alpha: float
-    null: np.ndarray
-
-    @classmethod
-    def prepare(cls, probs: np.ndarray, num_samples: int, alpha: float, seed: int) -> "FitTest":
-        """Make a test and simulate its statistics.
-
-        probs: the probabilities of the cells [cells], normalised here.
-        num_samples, alpha: as in FitTest.
+        probs: the probabilities of the cells under the hypothesis [cells], normalised here.
+        num_samples: the number of samples of one test.
+        alpha: the largest probability of a false alarm.
         seed: of the simulation.
         """
+        self.probs, self.num_samples, self.alpha = probs / probs.sum(), num_samples, alpha
         rng = np.random.default_rng(seed)
-        probs = probs / probs.sum()
-        draws = -(-SIMULATED // alpha)
         chunks = [
-            statistic(rng.multinomial(num_samples, probs, size=CHUNK), probs) for _ in range(int(-(-draws // CHUNK)))
+            statistic(rng.multinomial(num_samples, self.probs, size=CHUNK), self.probs)
+            for _ in range(math.ceil(math.ceil(SIMULATED / alpha) / CHUNK))
         ]
-        return cls(probs, num_samples, alpha, np.sort(np.concatenate(chunks)))
+        self.null = np.sort(np.concatenate(chunks))
 
     def p_value(self, counts: np.ndarray) -> float:
         """Return the p-value of `counts` [cells]: (1 + simulated statistics at least as large) / (1 + simulations)."""

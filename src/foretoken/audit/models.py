@@ -95,25 +95,19 @@ def last_logits(target: LMTarget, ids: Sequence[Sequence[int]]) -> Float[Tensor,
     return torch.cat(rows.score([row[-1:] for row in ids], [[-1]] * len(ids))).float()
 
 
-def rounding(target: LMTarget) -> torch.dtype:
+def _rounding(target: LMTarget) -> torch.dtype:
     """Return the dtype by whose rounding the logits of a model may differ.
 
     It is the model's own, but bfloat16 for quantised weights outside our kernel: there torch computes what is between
     the products, its sums have another order in a tree, and so the 8 bits of activations are rounded otherwise.
-
-    target: the model.
     """
     eight_bits = target.lm.quantised and target.lm.execution != KERNEL
     return torch.bfloat16 if eight_bits else target.lm.dtype
 
 
-def tolerance(target: LMTarget, logits: Tensor) -> float:
-    """Return the largest difference of two logits by rounding alone.
-
-    target: the model.
-    logits: logits of it, whose largest size counts [.., v].
-    """
-    return ROUNDING[rounding(target)] * max(1.0, float(logits[logits.isfinite()].abs().max()))
+def _tolerance(target: LMTarget, logits: Tensor) -> float:
+    """Return the largest difference by rounding alone of two logits of a model; logits: how large they are [.., v]."""
+    return ROUNDING[_rounding(target)] * max(1.0, float(logits[logits.isfinite()].abs().max()))
 
 
 def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Sequence[int]]) -> float:
@@ -130,9 +124,9 @@ def off(target: LMTarget, got: Sequence[Float[Tensor, " v"]], paths: Sequence[Se
     wants = [last_logits(target, [path])[0] for path in paths]
     pairs = list(zip(got, wants, strict=True))
     worst = largest(
-        float((logits.to(want.dtype) - want).abs().max()) / tolerance(target, want) for logits, want in pairs
+        float((logits.to(want.dtype) - want).abs().max()) / _tolerance(target, want) for logits, want in pairs
     )
-    if worst <= 1 or torch.finfo(rounding(target)).bits > 16:
+    if worst <= 1 or torch.finfo(_rounding(target)).bits > 16:
         return worst
     v = target.vocab_size
     exchanged = [[*path[:-2], (path[-2] + v // 2) % v, path[-1]] for path in paths]
@@ -177,16 +171,6 @@ def tree_scores(engine: Engine, seed: int) -> Section:
     return Section("Tree scores", "One forward for a tree gives the logits of plain forwards, path by path.", (check,))
 
 
-def drafting_tested(engine: Engine, accepted: int | float, least: int | float) -> bool:
-    """Whether texts of an engine say something about its drafting.
-
-    engine: wrote the texts.
-    accepted: the number of draft tokens that were accepted, in all of them or per text.
-    least: how many of them it takes.
-    """
-    return accepted >= least or isinstance(engine.drafter, NoDrafter)
-
-
 def greedy(engine: Engine, seed: int) -> Section:
     """Check that at temperature 0 speculation gives the text of plain decoding, alone and in a batch.
 
@@ -216,7 +200,7 @@ def greedy(engine: Engine, seed: int) -> Section:
                 tie, what = _parting(engine.target, prompt, one, other)
                 (ties if tie else wrong).append(what)
         same = len(texts) - len(ties) - len(wrong)
-        tested = drafting_tested(engine, accepted, 1)
+        tested = accepted > 0 or isinstance(engine.drafter, NoDrafter)
         detail = f"{same} of {len(texts)} texts of {GREEDY_TOKENS} tokens equal"
         detail += f"; {accepted} drafts accepted" if tested else UNTESTED
         detail += "".join(f"; float tie: {what}" for what in ties) + "".join(f"; {what}" for what in wrong)
@@ -233,7 +217,7 @@ def _parting(target: LMTarget, prompt: list[int], one: list[int], other: list[in
         return False, f"one text ends at token {at}, the other goes on"
     logits = last_logits(target, [prompt + one[:at]])[0]
     gap = float(logits.max() - logits[[one[at], other[at]]].min())
-    allowed = 2 * tolerance(target, logits)
+    allowed = 2 * _tolerance(target, logits)
     return gap <= allowed, f"texts part at token {at}, where the logits are {gap:.1e} apart (rounding: {allowed:.1e})"
 
 
@@ -264,7 +248,7 @@ def sampled(engine: Engine, temperature: float, samples: int, seed: int, progres
             f"accepted each; a temperature 15% too low would be seen with probability {power:.2f}"
         )
         numbers = {"p_value": p_value, "num_cells": len(cells), "num_samples": test.num_samples, "power": power}
-        tested = drafting_tested(engine, accepted, LEAST_ACCEPTED)
+        tested = accepted >= LEAST_ACCEPTED or isinstance(engine.drafter, NoDrafter)
         detail += "" if tested else UNTESTED
         outcome = FAILED if p_value <= alpha else OK if tested and power >= LEAST_POWER else WEAK
         checks.append(Check(f"prompt {number}", outcome, detail, {**numbers, "accepted": accepted}))
@@ -285,7 +269,7 @@ def _prepare(
         return lambda ids: setting(last_logits(target, [prompt + list(x) for x in ids]))
 
     cells = fit.choose_cells(law(sampling), NUM_TOKENS, samples)
-    test = fit.FitTest.prepare(cells.probabilities(law(sampling)), samples, alpha, seed)
+    test = fit.FitTest(cells.probabilities(law(sampling)), samples, alpha, seed)
     return test, cells, cells.probabilities(law(replace(sampling, temperature=0.85 * sampling.temperature)))
 
 

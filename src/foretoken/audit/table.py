@@ -5,7 +5,6 @@ ids that were kept, so that a path which is kept wrongly changes the scores.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -40,31 +39,19 @@ class TableLM(CausalLM):
         return TableRows(self)
 
 
-@dataclass
-class TableTree:
-    """The nodes of one row since its last `keep`: token ids, and parents as in `Rows.score`."""
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-
-    def before(self, node: int) -> list[int]:
-        """Return the tokens from the tree's top down to `node`; none for -1."""
-        return [self.tokens[i] for i in path_to(self.parents, node)]
-
-
 class TableRows(Rows):
     """The rows of a TableLM: `join`, `leave`, `extend`, `score`, `keep`, `cut`, `lengths`, as those of a CausalLM.
 
     table: that of the model.
     ids: the committed ids of each row.
-    trees: the nodes of each row.
+    trees: of each row the nodes since its last `keep`: token ids, and parents as in `Rows.score`.
     """
 
     def __init__(self, lm: TableLM) -> None:
         """Open rows of `lm`, as many and as long as needed."""
         self.table = lm.table
         self.ids: list[list[int]] = []
-        self.trees: list[TableTree] = []
+        self.trees: list[tuple[list[int], list[int]]] = []
 
     @property
     def lengths(self) -> list[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -72,7 +59,7 @@ class TableRows(Rows):
 
     def join(self) -> int:
         self.ids.append([])
-        self.trees.append(TableTree())
+        self.trees.append(([], []))
         return len(self.ids) - 1
 
     def leave(self, row: int) -> None:
@@ -86,11 +73,12 @@ class TableRows(Rows):
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Return the exact log probabilities as logits; see `Rows.score`."""
         scores = []
-        for ids, tree, new, above in zip(self.ids, self.trees, tokens, parents, strict=True):
-            first = len(tree.tokens)
-            tree.tokens += new
-            tree.parents += above
-            seen = [[START, START, *ids, *tree.before(node)][-2:] for node in range(first, len(tree.tokens))]
+        for ids, (known, known_above), new, above in zip(self.ids, self.trees, tokens, parents, strict=True):
+            first = len(known)
+            known += new
+            known_above += above
+            paths = ([known[i] for i in path_to(known_above, node)] for node in range(first, len(known)))
+            seen = [[START, START, *ids, *path][-2:] for path in paths]
             scores.append(
                 torch.stack([self.table[a, b] for a, b in seen]).log() if seen else self.table[0, 0, None][:0]
             )
@@ -98,9 +86,8 @@ class TableRows(Rows):
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         for row, path in enumerate(paths):
-            tree = self.trees[row]
-            self.ids[row] += [tree.tokens[node] for node in path]
-            self.trees[row] = TableTree()
+            self.ids[row] += [self.trees[row][0][node] for node in path]
+            self.trees[row] = ([], [])
 
     def cut(self, row: int, length: int) -> None:
         del self.ids[row][length:]

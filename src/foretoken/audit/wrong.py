@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from foretoken.core.interfaces import Drafter, DraftSession, Path
-from foretoken.core.laws import IID, Law, WithoutReplacement
+from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.sequence import Sequence as CoreSequence
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings, TokenTree, root_only
-from foretoken.core.verifier import LawFamily
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
+from foretoken.verify.rule import Kinds, Rule
 
 
 @dataclass(frozen=True)
-class EachAlone:
+class EachAlone(Rule):
     """A rule that tests each draft token as if it were the only one, and keeps the first that passes.
 
     row = sum_j a_j prod_{i<j} (1 - a_i) [x_j] + prod_i (1 - a_i) norm((p - q)+), a_j = min(1, p(x_j) / q(x_j)).
@@ -24,15 +24,11 @@ class EachAlone:
     """
 
     name: str = "each-alone"
-    laws: tuple[LawFamily, ...] = (IID, WithoutReplacement)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | WithoutReplacement)
+    laws: Kinds = (IID, WithoutReplacement)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q = siblings.q
-        if q is None:
-            return p
+        assert q is not None
         row, reach = torch.zeros_like(p), 1.0
         for x in siblings.draws:
             accept = min(1.0, float(p[x]) / float(q[x]))
@@ -44,17 +40,13 @@ class EachAlone:
 
 
 @dataclass(frozen=True)
-class LikeliestDraft:
+class LikeliestDraft(Rule):
     """A rule that always emits the draft token of the largest p: lossy for k >= 2 draws, even where q is p.
 
     row = [the x among the draws with the largest p(x)].
     """
 
     name: str = "likeliest-draft"
-    laws: tuple[LawFamily, ...] = (IID,)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         if not siblings.draws:

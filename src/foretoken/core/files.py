@@ -16,6 +16,17 @@ from foretoken.core.limits import shown
 LEFT_S = 3600.0  # age in seconds of a temporary file that no process can still be writing
 
 
+@contextmanager
+def _or_refuse(failed: str) -> Iterator[None]:
+    """Raise ForetokenError for an error of the system inside `with`: what `failed`, and why."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL in a name
+        context = error.__context__  # torch.save raises a RuntimeError of its own as it handles the system's
+        cause = context if isinstance(context, OSError) and not isinstance(error, OSError) else error
+        raise ForetokenError(f"{failed}: {getattr(cause, 'strerror', None) or cause}.") from error
+
+
 def write(path: Path, how: Callable[[Path], object]) -> None:
     """Write a file under a temporary name, then move it to its place; where that fails nothing is left behind.
 
@@ -25,16 +36,16 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
 
     Raises ForetokenError where the file cannot be written.
     """
-    temporary = path
-    try:
+    with _or_refuse(f"Cannot write {path}"):
         if _is_device(path):
             how(path)
-        else:
-            file = path.resolve()
-            temporary = file.with_name(f".{file.name[:50]}.{token_hex(4)}.tmp")  # of this call: others may write it too
-            there = file.stat() if file.exists() else None
-            _check_writable(file)
-            _remove_left(file)
+            return
+        file = path.resolve()
+        temporary = file.with_name(f".{file.name[:50]}.{token_hex(4)}.tmp")  # of this call: others may write it too
+        there = file.stat() if file.exists() else None
+        _check_writable(file)
+        _remove_left(file)
+        try:
             if there is not None:
                 temporary.touch(mode=0o600)  # until it has the permissions of the one that is there
             how(temporary)
@@ -43,23 +54,15 @@ def write(path: Path, how: Callable[[Path], object]) -> None:
                     os.chown(temporary, there.st_uid, there.st_gid)
                 temporary.chmod(there.st_mode & 0o777)
             temporary.replace(file)
-    except (OSError, RuntimeError, ValueError) as error:  # torch.save raises RuntimeError as it handles the system's
-        context = error.__context__
-        cause = context if isinstance(context, OSError) and not isinstance(error, OSError) else error
-        raise ForetokenError(f"Cannot write {path}: {getattr(cause, 'strerror', None) or cause}.") from error
-    finally:
-        if temporary != path:
+        finally:
             with suppress(OSError):
                 temporary.unlink()
 
 
 def append(path: Path, text: str) -> None:
     """Append `text` to the file at `path`; raises ForetokenError where it cannot be written."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
+    with _or_refuse(f"Cannot write {path}"), path.open("a", encoding="utf-8") as file:
+        file.write(text)
 
 
 @contextmanager
@@ -99,29 +102,22 @@ def read_text(path: str, what: str = "text file", encoding: str = "utf-8") -> st
 
 def check_readable(path: str) -> None:
     """Refuse a data file at `path` that cannot be read; for the time before long work."""
-    try:
+    with _or_refuse(f"Cannot read data file {path}"):
         Path(path).open("rb").close()
-    except OSError as error:
-        raise ForetokenError(f"Cannot read data file {path}: {error.strerror}.") from error
 
 
 def check_file(path: Path) -> None:
     """Refuse a `path` at which no file can be written; for the time before long work."""
-    try:
-        is_folder, parent = path.is_dir(), path.resolve().parent
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, links in a circle, a NUL
-        raise ForetokenError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if is_folder:
-        raise ForetokenError(f"Cannot write {path}: it is a folder.")
-    try:
+    with _or_refuse(f"Cannot write {path}"):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        parent = path.resolve().parent
         _check_writable(path)
-    except OSError as error:
-        raise ForetokenError(f"Cannot write {path}: {error.strerror}.") from error
-    if _is_device(path):
-        return
-    if path.is_file() and _is_open(path):
-        raise ForetokenError(f"Cannot write {path}: it stands for a file that is open already; name that file.")
-    _try_in(parent, f"Cannot write {path}")
+        if _is_device(path):
+            return
+        if path.is_file() and _is_open(path):
+            raise FileExistsError(errno.EEXIST, "it stands for a file that is open already; name that file")
+        TemporaryFile(dir=parent).close()
 
 
 def check_folder(path: Path) -> None:
@@ -132,7 +128,8 @@ def check_folder(path: Path) -> None:
         raise ForetokenError(
             f"Cannot use {path}: its name is not UTF-8, so that weights in it could not be read; name another folder."
         ) from error
-    _try_in(next(folder for folder in (path, *path.absolute().parents) if folder.exists()), f"Cannot use {path}")
+    with _or_refuse(f"Cannot use {path}"):
+        TemporaryFile(dir=next(folder for folder in (path, *path.absolute().parents) if folder.exists())).close()
 
 
 def _is_device(path: Path) -> bool:
@@ -162,10 +159,3 @@ def _is_open(path: Path) -> bool:
             return True
         path = folder / path.readlink()
     return False
-
-
-def _try_in(folder: Path, otherwise: str) -> None:
-    try:
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ForetokenError(f"{otherwise}: {error.strerror}.") from error

@@ -88,10 +88,7 @@ class DraftSession(Session, Protocol):
     """The state of one batch in the drafter."""
 
     def propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        """Return one token tree per sequence, rooted at its last committed id.
-
-        sequences: those of all rows, in order.
-        """
+        """Return one token tree, rooted at the last committed id, for each of `sequences`, those of all rows."""
         ...
 
     def observe(self, sequences: Seq[Sequence], trees: Seq[TokenTree], paths: Seq[Path]) -> None:

@@ -95,6 +95,11 @@ class IID:
         if not all(math.isfinite(c) and c >= 0 for c in self.counts) or abs(math.fsum(self.counts) - 1) > 1e-9:
             raise ForetokenError(f"The counts of IID must be probabilities that sum to 1, not {self.counts}.")
 
+    @cached_property
+    def chances(self) -> tuple[float, ...]:
+        """P(N = n) for n = 0..k."""
+        return self.counts or (0.0,) * self.k + (1.0,)
+
     @property
     def num_uniforms(self) -> int:
         """One uniform per draw; where N is random one more, the last, which decides N."""
@@ -109,10 +114,7 @@ class IID:
         return draws.masked_fill(torch.arange(self.k, device=draws.device) >= n, NONE)
 
     def prob(self, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> float:
-        if self.counts is None:
-            prob = float(len(draws) == self.k)
-        else:
-            prob = self.counts[len(draws)] if len(draws) <= self.k else 0.0
+        prob = self.chances[len(draws)] if len(draws) <= self.k else 0.0
         total = float(q.double().sum())
         for x in draws:
             prob *= float(q[x]) / total
@@ -121,9 +123,7 @@ class IID:
     @cached_property
     def tails(self) -> tuple[float, ...]:
         """P(N > n) for n = 0..k-1; their sum is E[N]."""
-        if self.counts is None:
-            return (1.0,) * self.k
-        return tuple(math.fsum(self.counts[n + 1 :]) for n in range(self.k))
+        return tuple(math.fsum(self.chances[n + 1 :]) for n in range(self.k))
 
     def hit(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return g(x) = 1 - E[(1 - x)^N], the probability that some draw is in a token set of probability x under q.

@@ -24,13 +24,11 @@ def permitted(sequence: Sequence, tree: TokenTree) -> tuple[TokenTree, Seq[int]]
     constraints = sequence.sampling.constraints
     if not constraints or len(tree) == 1:
         return tree, range(len(tree))
-    kept: list[int] = []
-    places: dict[int, int] = {}  # node of the drafted tree -> node of its allowed part
-    for node, parent in enumerate(tree.parents):
-        if node and (parent not in places or not _allowed(constraints, sequence, tree, node)):
-            continue
-        places[node] = len(kept)
-        kept.append(node)
+    places = {0: 0}  # node of the drafted tree -> node of its allowed part
+    for node in range(1, len(tree)):
+        if tree.parents[node] in places and _allowed(constraints, sequence, tree, node):
+            places[node] = len(places)
+    kept = list(places)
     if len(kept) == len(tree):
         return tree, kept
     parents = [-1, *(places[tree.parents[node]] for node in kept[1:])]

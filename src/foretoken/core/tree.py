@@ -1,7 +1,7 @@
 """A token tree, and the record of how each node's children were drawn."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
@@ -107,21 +107,13 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     return path[::-1]
 
 
-@dataclass
 class TreeBuilder:
-    """A token tree that grows from its root; equal draws at one node become one child.
+    """A token tree that grows; equal draws at one node become one child. Its lists are those of a TokenTree so far."""
 
-    root: the id of the root.
-    tokens, parents, siblings: of the nodes so far, as in TokenTree.
-    """
-
-    root: int
-    tokens: list[int] = field(init=False)
-    parents: list[int] = field(init=False)
-    siblings: list[Siblings | None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.tokens, self.parents, self.siblings = [self.root], [-1], [None]
+    def __init__(self, root: int) -> None:
+        """Begin with the node whose id is `root`."""
+        self.tokens, self.parents = [root], [-1]
+        self.siblings: list[Siblings | None] = [None]
 
     def add(self, node: int, siblings: Siblings) -> dict[int, int]:
         """Add the children of a node, with their record.
@@ -132,15 +124,9 @@ class TreeBuilder:
         Returns {the index of each token's first draw: its new node}, in draw order.
         """
         self.siblings[node] = siblings
-        known, first = set(), {}
-        for j, token in enumerate(siblings.draws):
-            if token not in known:
-                known.add(token)
-                first[j] = len(self.tokens)
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.siblings.append(None)
-        return first
+        distinct, added = dict.fromkeys(siblings.draws), len(self.tokens)
+        self.append(node, distinct)
+        return {siblings.draws.index(token): added + i for i, token in enumerate(distinct)}
 
     def append(self, node: int, tokens: Collection[int]) -> None:
         """Add children to `node` without a record; tokens: their ids, which are distinct."""

@@ -3,7 +3,6 @@
 from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
@@ -37,11 +36,14 @@ def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
     q, law, draws = siblings.q, siblings.law, siblings.draws
     if not rule.accepts(law):
         raise ForetokenError(f"Verifier {rule.name} is not lossless for law {law.name} with {law.k} draws.")
-    check_distribution(p, "p")
-    if q is not None:
-        check_distribution(q, "q")
-        if q.shape != p.shape:
-            raise ForetokenError(f"p has {len(p)} tokens and q {len(q)}: both must be over the target's vocabulary.")
+    for name, row in (("p", p), ("q", q)):
+        if row is None:
+            continue
+        if row.ndim != 1 or len(row) == 0:
+            raise ForetokenError(f"{name} must be one row over the vocabulary, but its shape is {tuple(row.shape)}.")
+        distributions(row[None], name)
+    if q is not None and q.shape != p.shape:
+        raise ForetokenError(f"p has {len(p)} tokens and q {len(q)}: both must be over the target's vocabulary.")
     for x in draws:
         if not 0 <= x < len(p):
             raise ForetokenError(f"Draw {x} is outside the vocabulary: token ids are 0 to {len(p) - 1}.")
@@ -50,13 +52,6 @@ def check(rule: Verifier, p: Float[Tensor, "..."], siblings: Siblings) -> None:
     if not isinstance(law, Opaque):
         assert q is not None
         check_draws(law, q, draws)
-
-
-def check_distribution(row: Float[Tensor, "..."], name: str) -> None:
-    """Raise ForetokenError where `row` is not one distribution [v]; name: what the message calls it, such as "p"."""
-    if row.ndim != 1 or len(row) == 0:
-        raise ForetokenError(f"{name} must be one row over the vocabulary, but its shape is {tuple(row.shape)}.")
-    distributions(row[None], name)
 
 
 def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> None:
@@ -68,7 +63,7 @@ def check_draws(law: Law, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> Non
     """
     # Not by `prob` of draws of which any may be improbable: the product of many small numbers would vanish.
     if isinstance(law, IID):
-        possible = len(draws) == law.k if law.counts is None else law.prob(torch.ones(1), (0,) * len(draws)) > 0
+        possible = len(draws) <= law.k and law.chances[len(draws)] > 0
     elif isinstance(law, WithoutReplacement):
         possible = len(draws) == len(set(draws)) == min(law.k, int((q > 0).sum()))
     else:

@@ -37,9 +37,9 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
-from foretoken.verify.ratio_groups import Grouping, Groups, by_near_ratio, by_ratio
+from foretoken.verify.ratio_groups import Grouping, by_near_ratio, by_ratio
 from foretoken.verify.rejection import recursive_row
-from foretoken.verify.rule import TINY, Rule, as_numpy, count_chances, draws_one, is_one_draw, is_single
+from foretoken.verify.rule import TINY, Kinds, Rule, as_numpy, count_chances, draws_one, is_one_draw
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -54,7 +54,7 @@ class Transport(Rule):
     """
 
     name: str = "transport"
-    laws: tuple[type[IID] | type[Hub], ...] = (IID, Hub)
+    laws: Kinds = (IID, Hub)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         return HUB(p, siblings) if isinstance(siblings.law, Hub) else transport_row(p, siblings, by_ratio)
@@ -68,8 +68,7 @@ class Transport(Rule):
 class TransportGrouped(Rule):
     """Nearly the optimum for i.i.d. draws of any number, fixed or random, and exactly lossless.
 
-    It accepts less than alpha* by at most gap(law) (1 + TV(p, q)), see ratio_groups.py. Cost: O(v), on the CPU: rows on
-    an accelerator are copied there and back.
+    Cost: O(v), on the CPU: rows on an accelerator are copied there and back.
     """
 
     name: str = "transport-grouped"
@@ -121,37 +120,18 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
         return recursive_row(p, q, draws, without_replacement=False)
     p_row, q_row = as_numpy(p), as_numpy(q)
     ns, cs, mean = draw_counts(law)
-    groups = grouping(p_row, q_row, mean)
-    return torch.from_numpy(compiled_row(p_row, q_row, np.array(draws, np.int64), groups, ns, cs)).to(p)
-
-
-def compiled_row(
-    p: np.ndarray, q: np.ndarray, draws: np.ndarray, groups: Groups, ns: np.ndarray, cs: np.ndarray
-) -> np.ndarray:
-    """Return the row [v], of p's dtype, by the compiled loops.
-
-    p, q: probabilities of the target and of the drafter, float32 or float64, of any positive sum [v].
-    draws: token ids, int64 [d].
-    groups: the tokens in groups.
-    ns, cs: possible numbers of draws [n], int64, and their probabilities [n], float64.
-    """
-    rho = selection(groups.p, groups.q, ns, cs)
-    ranks = groups.group[draws]
+    group, p_mass, q_mass = grouping(p_row, q_row, mean)
+    rho = selection(p_mass, q_mass, ns, cs)
+    tokens = np.array(draws, np.int64)
+    ranks = group[tokens]
     apart = len(draws) > 1 and ranks.min() < ranks.max()  # else no boundary lies between draws
-    beta = thresholds(rho, groups.q, ns, cs) if apart else np.zeros_like(rho)
-    return row_of_picks(p, q, groups.group, rho, beta, draws)
+    beta = thresholds(rho, q_mass, ns, cs) if apart else np.zeros_like(rho)
+    return torch.from_numpy(row_of_picks(p_row, q_row, group, rho, beta, tokens)).to(p)
 
 
 def as_iid(law: Law) -> IID:
-    """Return `law` as i.i.d. draws, which a single draw is under other laws too.
-
-    Raises ForetokenError for several draws that are not i.i.d.
-    """
-    if isinstance(law, IID):
-        return law
-    if is_single(law):
-        return IID(law.k)
-    raise ForetokenError(f"Transport is not lossless for law {law.name} with {law.k} draws: draw them i.i.d.")
+    """Return a `law` that makes i.i.d. draws, or a single draw of another kind, as i.i.d. draws."""
+    return law if isinstance(law, IID) else IID(law.k)
 
 
 @lru_cache(maxsize=256)

@@ -26,7 +26,7 @@ from foretoken.core.laws import Hub, Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.verify.rejection import recursive_row, rrs_acceptance
-from foretoken.verify.rule import TINY, Rule
+from foretoken.verify.rule import TINY, Kinds, Rule
 
 
 def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
@@ -41,15 +41,10 @@ def by_rank(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class HubRule(Rule):
-    """The standard rule for the one draw z from the rest; the hubs are in the residual.
-
-    Accept z with probability min(1, p(z) / r(z)), r = q on the rest, normalised; else draw from norm((p - r)+).
-    Law: hub, any k. Optimal for it: accepts with probability p(T) + sum over the rest of min(p, r), at k = 2 as much as
-    SpecHub. Cost: O(v).
-    """
+    """The standard rule for the one draw from the rest. Law: hub, any k. Optimal for it. Cost: O(v)."""
 
     name: str = "hub"
-    laws: tuple[type[Hub], ...] = (Hub,)
+    laws: Kinds = (Hub,)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         q, draws = siblings.q, siblings.draws

@@ -35,7 +35,7 @@ HALVINGS = 52  # of the interval [1, k] by bisection, as many as the fraction of
 
 @dataclass(frozen=True)
 class KSeq(Rule):
-    """Test every draw alike: accept x with probability min(1, p(x) / (rho q(x))), rho the smallest that stays lossless.
+    """Test every draw alike, as strictly as it takes to stay lossless.
 
     Law: k i.i.d. draws, or a random number of them, to each of which the rule for that number is applied.
     Accepts k draws with probability 1 - (1 - beta)^k, at least 1 - 1/e of the optimum; where their number is random,

@@ -34,7 +34,7 @@ from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
 from foretoken.verify.ratio_groups import by_near_ratio
 from foretoken.verify.rejection import recursive_row, rrs_acceptance
-from foretoken.verify.rule import TINY, Rule, as_numpy
+from foretoken.verify.rule import TINY, Kinds, Rule, as_numpy
 
 GROUPS = 128  # half as many lose up to twice as much of alpha*, in half of the time: docs/LOG.md, 2026-11-27
 LARGEST_RATIO = 64.0  # p/q from which on tokens are one group
@@ -51,7 +51,7 @@ class Pairwise(Rule):
     """
 
     name: str = "pairwise"
-    laws: tuple[type[WithoutReplacement], ...] = (WithoutReplacement,)
+    laws: Kinds = (WithoutReplacement,)
 
     def accepts(self, law: Law) -> bool:
         return law.k <= 2 and super().accepts(law)

@@ -23,10 +23,7 @@ from foretoken.core.verifier import LawFamily
 
 @dataclass(frozen=True)
 class Randomised:
-    """Accept x with probability min(1, p(x) / (a q(x))), else, or without a draft token, draw from norm((p - a q)+).
-
-    Law: one draw from q with probability a, else none; with a = 1 it is the standard rule. Cost: O(v).
-    """
+    """Randomised Drafting: one draw from q with probability a, else none; the standard rule for a = 1. Cost: O(v)."""
 
     name: str = "randomised"
     laws: tuple[LawFamily, ...] = (IID,)

@@ -39,7 +39,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 from foretoken.kernel.compile import compiled
 from foretoken.kernel.draws import total_of
-from foretoken.verify.rule import TINY, Rule, count_chances, is_single, loops_take
+from foretoken.verify.rule import TINY, Kinds, Rule, count_chances, is_single, loops_take
 
 MOST_STATES = 10_000_000  # the most numbers in a table of `RRSw.acceptance`
 
@@ -86,7 +86,7 @@ class RRSw(Rule):
     """
 
     name: str = "rrsw"
-    laws: tuple[type[WithoutReplacement] | type[IID], ...] = (WithoutReplacement, IID)
+    laws: Kinds = (WithoutReplacement, IID)
 
     def __call__(self, p: Float[Tensor, " v"], siblings: Siblings) -> Float[Tensor, " v"]:
         assert siblings.q is not None

@@ -12,6 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
 
 TINY = 1e-290  # masses below it are rounding, and 1 / TINY is still finite
+Kinds = tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...]  # kinds of laws
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Rule:
     """
 
     name: str
-    laws: tuple[type[IID] | type[WithoutReplacement] | type[Hub], ...] = (IID,)
+    laws: Kinds = (IID,)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, self.laws) or is_single(law)
@@ -59,4 +60,4 @@ def as_numpy(row: Float[Tensor, " v"]) -> np.ndarray:
 
 def count_chances(law: Law) -> tuple[float, ...]:
     """Return P(N = 0), ..., P(N = k) for the number N of draws that `law` makes at a node."""
-    return law.counts if isinstance(law, IID) and law.counts is not None else (0.0,) * law.k + (1.0,)
+    return law.chances if isinstance(law, IID) else (0.0,) * law.k + (1.0,)

@@ -21,11 +21,9 @@ Source: Thomas and Pal 2025, Global Resolution: Optimal Multi-Draft Speculative 
 arXiv:2511.15898, Algorithm 1 and the theorems named above.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -33,9 +31,8 @@ from torch import Tensor
 
 from foretoken.core.laws import IID, Law
 from foretoken.core.shapes import Float
-from foretoken.core.verifier import LawFamily
-from foretoken.verify.published.plan import Solver, over_sets, residual_of
-from foretoken.verify.published.sets import draw_sets, iid_probability
+from foretoken.verify.published.plan import Solver, residual_of
+from foretoken.verify.published.sets import draw_sets, iid_probability, subsets
 from foretoken.verify.rule import TINY
 
 Residuals = Callable[[np.ndarray, np.ndarray, int], np.ndarray]  # (p, q, n) -> r, as `greedy_residuals`
@@ -141,10 +138,9 @@ class Failure:
         return self.p
 
 
+@dataclass(frozen=True)
 class Resolving(Solver):
     """What the published rule and the thinned one share: their law is a fixed number n of i.i.d. draws."""
-
-    laws: ClassVar[tuple[LawFamily, ...]] = (IID,)
 
     def accepts(self, law: Law) -> bool:
         return isinstance(law, IID) and law.counts is None
@@ -155,8 +151,12 @@ class Resolving(Solver):
         Raises ForetokenError where there are too many sets, as for ot-lp.
         """
         self.check_installed()
-        pairs = zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)
-        return torch.tensor([over_sets(self.solve(*pair, law), draw_sets(law, pair[1])) for pair in pairs]).double()
+        found = torch.zeros(len(p), dtype=torch.float64)
+        for i, pair in enumerate(zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)):
+            solution, sets = self.solve(*pair, law), draw_sets(law, pair[1])
+            for draws, prob in zip(sets.index, sets.prob, strict=True):
+                found[i] += prob * float(solution.row(draws)[list(draws)].sum())
+        return found
 
 
 @dataclass(frozen=True)
@@ -172,17 +172,14 @@ class GlobalResolution(Resolving):
         the truncated mass is at most SHARE of the tolerance, and both minimisations stop at a gradient of SHARE of it.
         The result is tested by the bound of Lemma 6.6 on all errors together, so one may exceed its share if others
         stay below theirs.
-    residuals: `greedy_residuals`, as published, or `capped_residuals`.
-    name: the name by which users choose the rule.
     """
 
-    tolerance: float = 1e-3
-    residuals: Residuals = greedy_residuals
     name: str = "global-resolution"
+    tolerance: float = 1e-3
 
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Resolution | Failure:
         """Return the solution, or a Failure that says why there is none."""
-        inside, r, *both = problems(p, q, law.k, SHARE * self.tolerance, self.residuals)
+        inside, r, *both = problems(p, q, law.k, SHARE * self.tolerance, greedy_residuals)
         left_out = sum(problem.left_out for problem in both)
         if 2 * left_out > self.tolerance:
             most = f"{most_tokens(law.k)} tokens, the most for {law.k} draws"
@@ -206,11 +203,10 @@ class ThinnedGlobalResolution(Resolving):
     feasible region, the published ones at a corner of it. Law and cost: as `global-resolution`.
 
     solver_tolerance: each minimisation stops at a gradient of SHARE of this, and each truncation at such a mass.
-    name: the name by which users choose the rule.
     """
 
-    solver_tolerance: float = 1e-3
     name: str = "global-resolution-thinned"
+    solver_tolerance: float = 1e-3
 
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Resolution:
         tolerance = SHARE * self.solver_tolerance
@@ -283,7 +279,7 @@ def minimise(problem: Problem, tolerance: float) -> Weights:
     q, tokens, n, slack = problem.q, problem.tokens, problem.n, problem.slack
     groups = []  # (members as positions in tokens, probability), by size
     for size in range(1, min(n, len(tokens)) + 1):
-        members = np.array(list(itertools.combinations(range(len(tokens)), size)), dtype=np.int64).reshape(-1, size)
+        members = subsets(np.arange(len(tokens)), size)
         groups.append((members, iid_probability(q[tokens], members, IID(n), problem.free)))
     wanted = problem.goal[tokens]
     active = wanted > 0  # a token that is to get nothing has theta = -inf

@@ -7,19 +7,18 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.laws import Law
 from foretoken.core.shapes import Float
 from foretoken.core.tree import Siblings
-from foretoken.core.verifier import LawFamily
 from foretoken.verify.published.sets import DrawSets
-from foretoken.verify.rule import TINY
+from foretoken.verify.rule import TINY, Rule
 
 
 @runtime_checkable
@@ -28,16 +27,6 @@ class Solution(Protocol):
 
     def row(self, draws: tuple[int, ...]) -> np.ndarray:
         """Return the distribution of the emitted token given the draws, float64 [v]; draws: token ids in any order."""
-        ...
-
-
-@runtime_checkable
-class SetSolution(Solution, Protocol):
-    """A solution whose acceptance is known."""
-
-    @property
-    def acceptance(self) -> float:
-        """P(the emitted token is among the draws)."""
         ...
 
 
@@ -111,17 +100,12 @@ def _cut(capacity: np.ndarray, used: np.ndarray) -> np.ndarray:
     return np.where(used > capacity, capacity / np.maximum(used, TINY), 1.0)
 
 
-class Solver(ABC):
+@dataclass(frozen=True)
+class Solver(Rule, ABC):
     """A rule that solves for all draws of one p and q at once.
 
     `__call__` solves anew each time; for many draws of the same p and q call `plan` once and take its rows.
     """
-
-    name: str
-    laws: ClassVar[tuple[LawFamily, ...]]
-
-    @abstractmethod
-    def accepts(self, law: Law) -> bool: ...
 
     @abstractmethod
     def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> Solution:
@@ -155,32 +139,3 @@ class Solver(ABC):
         assert siblings.q is not None
         row = self.plan(p, siblings.q, siblings.law).row(siblings.draws)
         return torch.from_numpy(row).to(p)
-
-
-def over_sets(solution: Solution, sets: DrawSets) -> float:
-    """Return P(the emitted token is among the draws), from the row for each set. O(sets v).
-
-    solution: the rows.
-    sets: all sets that the law can draw, with their probabilities.
-    """
-    return sum(
-        prob * float(solution.row(draws)[list(draws)].sum()) for draws, prob in zip(sets.index, sets.prob, strict=True)
-    )
-
-
-class SetSolver(Solver):
-    """A solver that enumerates the draw sets, for any law but the opaque one."""
-
-    laws: ClassVar[tuple[LawFamily, ...]] = (IID, WithoutReplacement, Hub)
-
-    def accepts(self, law: Law) -> bool:
-        return isinstance(law, IID | WithoutReplacement | Hub)
-
-    @abstractmethod
-    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> SetSolution: ...
-
-    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
-        """Return the acceptance of the rule as it is, solver tolerance included, by one solution per pair."""
-        self.check_installed()
-        solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
-        return torch.tensor(solved, dtype=torch.float64)

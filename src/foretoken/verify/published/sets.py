@@ -82,7 +82,7 @@ def draw_sets(law: Law, q: np.ndarray) -> DrawSets:
         )
     blocks = []  # one per size: members [sets, size], prob [sets]
     for size in sizes:
-        members = _hub_members(q, support, size) if isinstance(law, Hub) else _subsets(support, size)
+        members = _hub_members(q, support, size) if isinstance(law, Hub) else subsets(support, size)
         blocks.append((members, _probability(law, q, members)))
     prob = np.concatenate([prob for _, prob in blocks])
     widths = np.concatenate([np.full(len(members), members.shape[1]) for members, _ in blocks])
@@ -111,11 +111,11 @@ def enumerated_sets(law: Law, q: np.ndarray) -> DrawSets:
 def _sizes(law: IID | WithoutReplacement | Hub, support: int) -> list[int]:
     if isinstance(law, WithoutReplacement | Hub):
         return [min(law.k, support)]
-    least = 0 if law.k == 0 or (law.counts is not None and law.counts[0] > 0) else 1
-    return list(range(least, min(law.k, support) + 1))
+    return list(range(0 if law.chances[0] > 0 else 1, min(law.k, support) + 1))
 
 
-def _subsets(tokens: np.ndarray, size: int) -> np.ndarray:
+def subsets(tokens: np.ndarray, size: int) -> np.ndarray:
+    """Return all sets of `size` of these `tokens`, as rows [sets, size]."""
     chosen = list(itertools.combinations(tokens.tolist(), size))
     return np.array(chosen, dtype=np.int64).reshape(len(chosen), size)
 
@@ -171,8 +171,7 @@ def iid_probability(q: np.ndarray, members: np.ndarray, law: IID, free: float = 
         factor = q[members[:, column], None] ** powers / factorials
         factor[:, 0] = 0.0
         series = np.stack([(series[:, : j + 1] * factor[:, j::-1]).sum(axis=1) for j in range(n + 1)], axis=1)
-    counts = np.eye(n + 1)[n] if law.counts is None else np.array(law.counts)
-    return series @ (factorials * counts)
+    return series @ (factorials * np.array(law.chances))
 
 
 def hall_set(sets: DrawSets, law: Law, p: np.ndarray, q: np.ndarray) -> np.ndarray:

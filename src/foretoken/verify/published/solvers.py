@@ -9,28 +9,45 @@ here with draw tuples grouped by their set of tokens; Khisti et al. 2025, Multi-
 Decomposition and Theoretical Limits, arXiv:2410.18234, Theorem 1.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from foretoken.core.laws import Law
-from foretoken.verify.published.plan import Plan, SetSolver, feasible
+from foretoken.core.laws import IID, Hub, Law, WithoutReplacement
+from foretoken.core.shapes import Float
+from foretoken.verify.published.plan import Plan, Solver, feasible
 from foretoken.verify.published.sets import DrawSets, draw_sets, hall_set
-from foretoken.verify.rule import TINY
+from foretoken.verify.rule import TINY, Kinds
 
 UNITS = 2**30  # of probability: SciPy's flows are 32-bit integers
+
+
+@dataclass(frozen=True)
+class SetSolver(Solver):
+    """A solver that enumerates the draw sets, for any law but the opaque one."""
+
+    laws: Kinds = (IID, WithoutReplacement, Hub)
+
+    @abstractmethod
+    def solve(self, p: np.ndarray, q: np.ndarray, law: Law) -> "Plan | Halves": ...
+
+    def acceptance(self, p: Float[Tensor, "m v"], q: Float[Tensor, "m v"], law: Law) -> Float[Tensor, " m"]:
+        """Return the acceptance of the rule as it is, solver tolerance included, by one solution per pair."""
+        self.check_installed()
+        solved = [self.solve(*pair, law).acceptance for pair in zip(p.cpu().numpy(), q.cpu().numpy(), strict=True)]
+        return torch.tensor(solved, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class LinearProgram(SetSolver):
     """The relaxed optimal transport problem, solved by HiGHS.
 
-    Maximise sum S(i, A), where sum_i S(i, A) <= Q(A) and sum_A S(i, A) <= p(i). Law: any that can be enumerated.
-    Optimal up to HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear program with (number of sets)
-    (k + 1) entries: milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
-
-    Raises ForetokenError where there are too many sets.
+    Law: any that can be enumerated. Optimal up to HiGHS's tolerance (1e-9 asked for), lossless exactly. Cost: a linear
+    program with (number of sets) (k + 1) entries: milliseconds for 10 tokens and 3 draws, minutes for 100 and 3.
     """
 
     name: str = "ot-lp"
@@ -68,8 +85,6 @@ class MaxFlow(SetSolver):
 
     It is found by SciPy's Dinic algorithm. Law: any that can be enumerated. Lossless exactly; capacities are rounded
     down to units of 2^-30, so that it accepts less than the optimum by at most (number of sets + v) 2^-30.
-
-    Raises ForetokenError where there are too many sets.
     """
 
     name: str = "ot-maxflow"
