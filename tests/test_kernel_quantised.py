@@ -134,7 +134,7 @@ def module_of(name: str, half: bool, strips: int) -> ir.Module:
     for key, kind in KINDS.items():
         function = ir.Function(module, ir.FunctionType(ir.VoidType(), [number] * 6), f"{name}_{key}")
         builder = ir.IRBuilder(function.append_basic_block())
-        dots.emit(builder, dots.Dots(builder, name, half), kind, strips, *function.args)
+        dots.emit(dots.Dots(builder, name, half), kind, strips, *function.args)
         builder.ret_void()
     return module
 
