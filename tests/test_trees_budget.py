@@ -15,7 +15,7 @@ from foretoken.core.laws import IID, Hub, Law, Opaque, WithoutReplacement, draw_
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings, TreeBuilder
 from foretoken.core.verifier import LawFamily
-from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Limits, Node, law_for, spend
+from foretoken.trees.budget import ADVANCE, CAP, OFF, Account, BudgetTree, Ledger, Node, law_for, spend
 from foretoken.trees.gain import CHOICES, shares
 from foretoken.verify import VERIFIERS
 from tables import Hidden, off_target, table_decoding, trees
@@ -292,9 +292,6 @@ def test_the_fast_number_of_draws_is_the_plain_one() -> None:
             assert x == 1.0 or laws._number(counts, u) == laws._number(counts, Hidden(u))
 
 
-NO_HUBS = Limits(8.0, 0, 24, 16, True, np.inf)
-
-
 def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
     """Without a look at q: the law that the loops over q give."""
     q = torch.softmax(3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(3)), 1)
@@ -303,7 +300,7 @@ def test_up_to_a_second_draw_the_certainty_tells_the_law() -> None:
         certainty = float((row.double() ** 2).sum())
         for wanted in (1.0, *CHOICES.tolist()):
             for most in (1, 2, 5):
-                n, one_more, on_hubs, expected = law_for(row.numpy(), certainty, wanted, most, NO_HUBS)
+                n, one_more, on_hubs, expected = law_for(row.numpy(), certainty, wanted, most, True, np.inf)
                 plain_n, plain_more, plainly = number(row.numpy(), wanted, most)
                 plain = law_with(plain_n, plain_more)
                 assert not on_hubs

@@ -78,22 +78,13 @@ class Dots:
         return ir.Constant(self.words, [value] * self.n)
 
     def load(self, at: Any, kind: Any, bytes: int) -> Any:
-        """Return what is stored at an address.
-
-        at: the address.
-        kind: LLVM's type of what is stored.
-        bytes: a number of bytes that divides the address.
-        """
+        """Return what is stored, in LLVM's type `kind`, at the address `at`, which the number `bytes` divides."""
         value = self.b.load(self.b.inttoptr(at, kind.as_pointer()))
         value.align = bytes
         return value
 
     def spread(self, at: Any, kind: Any) -> Any:
-        """Return a vector with the 32 bits at an address in every column.
-
-        at: the address; 4 divides it.
-        kind: LLVM's type of the 32 bits, I32 or F32.
-        """
+        """Return a vector with the 32 bits at the address `at`, of LLVM's type `kind`, in every column."""
         return spread(self.b, self.load(at, kind, 4), self.n)
 
     def plus(self, at: Any, bytes: int) -> Any:
@@ -111,11 +102,7 @@ class Dots:
         return b.bitcast(b.or_(b.bitcast(size, self.words), sign), self.floats)
 
     def small(self, at: Any, signed: bool) -> Any:
-        """Return n whole numbers of one byte each as float32.
-
-        at: the address of the first.
-        signed: whether they have a sign.
-        """
+        """Return the n bytes from the address `at` on as float32; signed: whether they have a sign."""
         value = self.load(at, ir.VectorType(I8, self.n), 1)
         return self.b.sitofp((self.b.sext if signed else self.b.zext)(value, self.words), self.floats)
 
@@ -149,36 +136,34 @@ class Dots:
         line: the address of the row's first code.
         bits: bits of a code of the weights.
         """
-        b, total, ones = self.b, None, ir.Constant(self.pairs, [1] * (2 * self.n))
-        xs = [self.spread(self.plus(line, 4 * i), I32) for i in range(len(codes))]
+        b, total = self.b, self.all(0)
+        both = [(self.spread(self.plus(line, 4 * i), I32), code) for i, code in enumerate(codes)]
         if self.name == PAIRS:
             # A sum of pairs of products has 16 bits, which hold so many pairs: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ..
             # are below 2 ** 15.
-            held, most = {4: 8, 5: 4, 6: 2, 8: 1}[bits], None
-            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
-                x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
-                if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
-                    x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
-                    code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
-                pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
-                most = pairs if most is None else b.add(most, pairs)
-                if i % held == held - 1 or i == len(codes) - 1:
-                    part = call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones)
-                    total, most = part if total is None else b.add(total, part), None
-            return total
-        if self.name != PLAIN:
+            held, ones = {4: 8, 5: 4, 6: 2, 8: 1}[bits], ir.Constant(self.pairs, [1] * (2 * self.n))
+            for first in range(0, len(codes), held):
+                most = ir.Constant(self.pairs, [0] * (2 * self.n))
+                for x, code in both[first : first + held]:
+                    x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
+                    if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
+                        x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
+                        code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
+                    most = b.add(most, call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x))
+                total = b.add(total, call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones))
+        elif self.name == PLAIN:
+            for x, code in both:
+                for byte in range(4):
+                    up, down = self.all(24 - 8 * byte), self.all(24)
+                    total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
+        else:
             name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}", self.words
             if self.name == NEON:
                 name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", self.octets
-            total = [self.all(0), self.all(0)]
-            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
-                total[i % 2] = call(b, name, self.words, total[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
-            return b.add(*total)
-        total = self.all(0)
-        for x, code in zip(xs, codes, strict=True):
-            for byte in range(4):
-                up, down = self.all(24 - 8 * byte), self.all(24)
-                total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
+            halves = [total, total]
+            for i, (x, code) in enumerate(both):
+                halves[i % 2] = call(b, name, self.words, halves[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
+            total = b.add(*halves)
         return total
 
 

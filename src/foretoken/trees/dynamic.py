@@ -11,7 +11,6 @@ has grown because nothing is drawn: the tree is a function of the text so far.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,9 +62,9 @@ class RankedTree(TreePolicy):
         return 1 + max(self.budget, self.max_scored * self.depth)
 
     @property
-    @abstractmethod
     def max_scored(self) -> int:
         """The largest number of nodes of one level that get children."""
+        return self.max_draws
 
     @property
     def max_draws(self) -> int:
@@ -88,9 +87,6 @@ class RankedTree(TreePolicy):
         level = plans[0].memo[1] + 1
         scores = np.log(np.maximum(weights_of(draws, q), NEVER)) + np.array([[plan.memo[0]] for plan in plans])
         return [[(score, level) for score in row] for row in scores.tolist()]
-
-    @abstractmethod
-    def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
 
     def keep(self, states: Sequence[Scored]) -> list[int]:
         return sorted([0, *best(states, 1, self.budget)])
@@ -118,10 +114,6 @@ class DynamicTree(RankedTree):
 
     width: int = WIDTH
     depth: int = DEPTH
-
-    @property
-    def max_scored(self) -> int:
-        return self.max_draws
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:
