@@ -9,6 +9,7 @@ second to compile for every type and number of dimensions.
 
 import functools
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,9 @@ def written(*kinds: Any, out: Any = types.void) -> Callable[[Callable[..., Any]]
 
             return out(*[kind or array for kind, array in zip(kinds, given, strict=True)]), code
 
+        # numba would take a function of *arguments to be called with one tuple.
+        names = ["typing", *(f"given_{i}" for i in range(len(kinds)))]
+        typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])
         return intrinsic(typed)
 
     return decorate
