@@ -66,11 +66,6 @@ def test_weights_are_those_of_the_file(kind: str) -> None:
     assert embedding.embedding_dim == 512
     got = embedding(torch.tensor([[3, 69], [0, 3]]))
     assert np.array_equal(got.numpy(), weights[[[3, 69], [0, 3]]])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_size(kind: str) -> None:
-    raw = random_rows(kind, 70, 512)
     packed = pack(kind, raw)
     assert len(packed) == packed_bytes(kind, 70, 512)
     assert len(packed) <= 1.03 * 128 / 70 * raw.nbytes  # two panels of 64 columns

@@ -126,7 +126,7 @@ def test_nodes_get_as_many_distinct_children_as_were_chosen(saved: float, temper
     for row in q:
         (plan,) = policy.plan([root], row[None], IID)
         assert plan is not None
-        booked = root.ledger.saved - plan.memo.first.ledger.saved
+        booked = root.ledger.saved - plan.memo[0].ledger.saved
         assert np.isclose(CHOICES, booked, rtol=1e-6).any()
         numbers = torch.tensor(plan.law.counts or [0.0] * plan.law.k + [1.0]).double()
         fresh = 1 - (1 - row[:, None]) ** torch.arange(len(numbers))

@@ -112,21 +112,11 @@ class Node(NamedTuple):
     ledger: Ledger
 
 
-class Born(NamedTuple):
-    """The states that the children of a node will have, computed before they are drawn.
-
-    first, other: the state of the first child, and of each other one.
-    reach: the reach of the node itself.
-    """
-
-    first: Node
-    other: Node
-    reach: float
-
-
 @dataclass(frozen=True)
 class BudgetTree(TreePolicy):
     """The policy `budget:N`. The state of a node is a Node, a sequence's past its Account.
+
+    The memo of a plan is the states that the first child and each other one will have, and the reach of the node.
 
     budget: the expected number N of nodes per tree besides the root, on average over a text.
     depth: the largest depth of a tree.
@@ -227,7 +217,7 @@ class BudgetTree(TreePolicy):
                 continue
             law = Hub(k) if on_hubs[i] else law_with(k, float(one_more[i])) if independent else family(k)
             first, other = (Node(float(later_reach[c, i]), float(later_hardness[c, i]), after) for c in (0, 1))
-            plans.append(Plan(law, Born(first, other, state.reach)))
+            plans.append(Plan(law, (first, other, state.reach)))
         return plans
 
     def _left(self, ledger: Ledger) -> float:
@@ -240,17 +230,19 @@ class BudgetTree(TreePolicy):
         assert q is not None
         grown: list[list[Node]] = []
         for i, (plan, drawn) in enumerate(zip(plans, draws, strict=True)):
-            born, n = plan.memo, len(drawn)
-            hubs = isinstance(plan.law, Hub)
-            grown.append(_of_hubs(born, q[i], drawn) if hubs else [born.first, *[born.other] * n][:n])
+            first, other, reach = plan.memo
+            if isinstance(plan.law, Hub):
+                grown.append([first._replace(reach=reach * weight) for weight in _hub_weights(q[i], drawn)])
+            else:
+                grown.append([first, *[other] * len(drawn)][: len(drawn)])
         return grown
 
 
-def _of_hubs(born: Born, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[Node]:
+def _hub_weights(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[float]:
     weights = (q[list(draws)] / q.sum()).tolist()
     rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
     weights[rarest] = 1 - (sum(weights) - weights[rarest])
-    return [born.first._replace(reach=born.reach * weight) for weight in weights]
+    return weights
 
 
 @lru_cache(maxsize=64)
