@@ -102,7 +102,6 @@ def _call_template(of_types: Callable[..., Any], arguments: tuple[Any, ...], nam
     return of_types(tuple(map(unliteral, arguments)), {name: unliteral(kind) for name, kind in named.items()})
 
 
-@functools.cache
 def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = False, parallel: bool = False) -> Loop:
     """Return a loop as machine code, which is compiled when it is first called.
 

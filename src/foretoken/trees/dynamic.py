@@ -59,12 +59,7 @@ class RankedTree(TreePolicy):
     @property
     def max_nodes(self) -> int:
         """The root, and the largest number of nodes that the drafter scores, or the budget if that is larger."""
-        return 1 + max(self.budget, self.max_scored * self.depth)
-
-    @property
-    def max_scored(self) -> int:
-        """The largest number of nodes of one level that get children."""
-        return self.max_draws
+        return 1 + max(self.budget, self.max_draws * self.depth)
 
     @property
     def max_draws(self) -> int:
@@ -145,8 +140,8 @@ class OptTree(RankedTree):
     threshold: float = THRESHOLD
 
     @property
-    def max_scored(self) -> int:
-        return self.budget
+    def max_nodes(self) -> int:
+        return 1 + self.budget * max(self.depth, 1)
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:
