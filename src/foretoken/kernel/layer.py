@@ -87,15 +87,9 @@ BYTES = LAYER.itemsize
 
 
 @fused
-def normed(t, part, which):
-    """Return the normed stream [m, d], in the thread's `own`.
-
-    t, part: see the module.
-    which: which norm of `norms`, 0 before attention, 1 before the MLP.
-    """
-    own = floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
-    norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[which], t.eps, own)
-    return own
+def own_of(t, part):
+    """Return thread `part`'s room for the normed stream [m, d], as a view; t: the layer's record."""
+    return floats(t.own + 4 * part * t.m * t.d, (t.m, t.d))
 
 
 @fused
@@ -149,9 +143,11 @@ def project(t, part, parts):
     A thread's panels may be of all three matrices. t, part, parts: see the module.
     """
     of_q, of_k, w, forms = t.query_heads * t.dim, t.key_heads * t.dim, whole(t.weights, (7,)), whole(t.forms, (7,))
-    qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), floats(t.fed, (t.m, t.fed_width))
-    if not t.bare:
-        rows = normed(t, part, 0)
+    qkv, rows = floats(t.qkv, (t.m, of_q + 2 * of_k)), own_of(t, part)
+    if t.bare:
+        rows = floats(t.fed, (t.m, t.fed_width))
+    else:
+        norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[0], t.eps, rows)
     k = rows.shape[1]
     round_for(t, part, rows, k, max(forms[Q], forms[K], forms[V]))
     first, last = share(part, parts, panels_in(of_q) + 2 * panels_in(of_k))
@@ -244,28 +240,19 @@ def look(layer, part, parts):
 
 
 @fused
-def add_product(t, part, parts, x, k, i, after, bias):
-    """Fill `back` with a product, and add it and its bias to the stream; in a settled layer this is left to `settle`.
-
-    t, part, parts: see the module.
-    x, k, i: as in `product_of`.
-    after: as in `panels_of`.
-    bias: address of the bias, float32 [d].
-    """
-    back = floats(t.back, (t.m, t.d))
-    round_for(t, part, x, k, whole(t.forms, (7,))[i])
-    first, last = share(part, parts, panels_in(t.d))
-    panels_of(product_of(t, part, x, k, i, back, 0, t.d), first, last, after)
-    if not t.settled:
-        add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(bias, (t.d,)))
-
-
-@fused
 def mix(t, part, parts):
-    """Do step 4: add the product of `mixed` and the output matrix to the stream; t, part, parts: see the module."""
-    of_q = t.query_heads * t.dim
+    """Do step 4: fill `back` with the product of `mixed` and the output matrix, and add it and its bias to the stream.
+
+    In a settled layer the sum is left to `settle`. t, part, parts: see the module.
+    """
+    of_q, forms = t.query_heads * t.dim, whole(t.forms, (7,))
+    mixed, back = floats(t.mixed, (t.m, of_q)), floats(t.back, (t.m, t.d))
+    round_for(t, part, mixed, of_q, forms[OUT])
+    first, last = share(part, parts, panels_in(t.d))
     after = first_of(t, part, parts, GATE, t.d, t.width)
-    add_product(t, part, parts, floats(t.mixed, (t.m, of_q)), of_q, OUT, after, t.to_out)
+    panels_of(product_of(t, part, mixed, of_q, OUT, back, 0, t.d), first, last, after)
+    if not t.settled:
+        add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_out, (t.d,)))
 
 
 @fused
@@ -274,8 +261,9 @@ def widen(t, part, parts):
 
     t, part, parts: see the module.
     """
-    own, gated, inner = normed(t, part, 1), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
+    own, gated, inner = own_of(t, part), floats(t.gated, (t.m, 2 * t.wide)), floats(t.inner, (t.m, t.wide))
     forms = whole(t.forms, (7,))
+    norm(floats(t.x, (t.m, t.d)), floats(t.norms, (2, t.d))[1], t.eps, own)
     round_for(t, part, own, t.d, max(forms[GATE], forms[UP]))
     first, last = share(part, parts, panels_in(t.width))
     after = first_of(t, part, parts, UP, t.d, t.width)
@@ -291,13 +279,21 @@ def widen(t, part, parts):
 
 @fused
 def narrow(t, part, parts):
-    """Do step 6: add the product of `inner` and the down matrix to the stream; t, part, parts: see the module."""
+    """Do step 6: fill `back` with the product of `inner` and the down matrix, and add it and its bias to the stream.
+
+    In a settled layer the sum is left to `settle`. t, part, parts: see the module.
+    """
     w, forms = whole(t.weights, (7,)), whole(t.forms, (7,))
+    inner, back = floats(t.inner, (t.m, t.wide)), floats(t.back, (t.m, t.d))
+    round_for(t, part, inner, t.width, forms[DOWN])
+    first, last = share(part, parts, panels_in(t.d))
     # Next comes what this thread projects with in the next layer, which has the sizes of this one and stands behind it.
     behind = panel_at(w[DOWN], panels_in(t.d), t.width, forms[DOWN])
     count = panels_in(t.query_heads * t.dim) + 2 * panels_in(t.key_heads * t.dim)
     after = panel_at(behind, part * count // parts, t.d, forms[Q])
-    add_product(t, part, parts, floats(t.inner, (t.m, t.wide)), t.width, DOWN, after, t.to_down)
+    panels_of(product_of(t, part, inner, t.width, DOWN, back, 0, t.d), first, last, after)
+    if not t.settled:
+        add(floats(t.x, (t.m, t.d)), back, first * COLUMNS, min(last * COLUMNS, t.d), floats(t.to_down, (t.d,)))
 
 
 @fused
