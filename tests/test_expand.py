@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+import models_zoo
 from benchmarks.expand import SIZES, choose_shape, expand
 from foretoken.core.errors import ForetokenError
 
@@ -15,14 +16,10 @@ DEMO: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    settings: dict[str, Any] = {
-        "vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-        "bos_token_id": 0, "eos_token_id": 0,
-    } | changes  # fmt: skip
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**settings)).eval()
+def tiny(**changes: Any) -> LlamaForCausalLM:
+    settings = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "rms_norm_eps": 1e-5} | changes
+    model = models_zoo.tiny("llama", random_weights=True, **settings)
+    assert isinstance(model, LlamaForCausalLM)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("norm.weight", "bias")):  # their initial values would hide mistakes

@@ -17,7 +17,7 @@ from foretoken.kernel.memory import Arena
 from foretoken.kernel.product import times
 from foretoken.kernel.rounding import nearest
 from foretoken.kernel.simd import gate_row, softmax_row
-from foretoken.kernel.sizes import DOTTED, GELU, HALVED, LANES, SILU, WHOLE
+from foretoken.kernel.sizes import DOTTED, GELU, HALVED, SILU, WHOLE
 from foretoken.models.panels import PanelLinear
 
 
@@ -126,20 +126,20 @@ def test_threads_give_the_same_bits(form: int) -> None:
 
 
 def test_softmax_rows() -> None:
-    run = compiled(_softmax_two, fuse=True)
+    run = compiled(_softmax_rows, fuse=True)
     torch.manual_seed(0)
     x = torch.randn(2, 48) * 30
     x[1, 5:] = -math.inf
-    y = x.clone().numpy().reshape(-1)
-    run(y, 3)
+    y = x.clone()
+    run(y.numpy())
     # x less the largest is rounded: 90 * 2**-24 = 5e-6, which is the relative error of its exponential.
-    torch.testing.assert_close(torch.from_numpy(y).view(2, 48), x.double().softmax(-1).float(), rtol=8e-6, atol=1e-37)
+    torch.testing.assert_close(y, x.double().softmax(-1).float(), rtol=8e-6, atol=1e-37)
     for bad in (math.nan, math.inf):
         x[0, 17] = bad
-        y = x.clone().numpy().reshape(-1)
-        run(y, 3)
-        assert np.isnan(y[:48]).all()
-        assert np.isfinite(y[48:]).all()
+        y = x.clone()
+        run(y.numpy())
+        assert y[0].isnan().all()
+        assert y[1].isfinite().all()
 
 
 @pytest.mark.parametrize("at", [0, 17, 47])
@@ -156,8 +156,8 @@ def test_weights_of_attention(at: int, value: float) -> None:
     assert np.isnan(shares[0])
 
 
-def _softmax_two(x, chunks):
-    for row in x.reshape(2, chunks * LANES):
+def _softmax_rows(x):
+    for row in x:
         softmax_row(row, np.float32(1), row)
 
 
@@ -178,6 +178,16 @@ def test_gate(curve: tuple[float, float], act: nn.Module) -> None:
     torch.testing.assert_close(torch.from_numpy(out), (act(a) * b).float(), rtol=3e-6, atol=atol)
 
 
+def products_work(pytestconfig: pytest.Config, name: str, before: str, expected: str, **settings: str) -> None:
+    """In a process of its own, after the code `before`; what it compiles is kept from run to run, under a name."""
+    code = (
+        f"{before}\nfrom foretoken.kernel import processor as p\nfrom foretoken.models import panels\n"
+        f"assert {expected}\nassert panels._works()"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(pytestconfig.cache.mkdir(name)), **settings}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "without", "wide", "dots"),
@@ -187,32 +197,21 @@ def test_the_product_on_another_processor(
     pytestconfig: pytest.Config, name: str, without: str | None, wide: bool, dots: bool
 ) -> None:
     """numba is told to compile for no more than every processor can do, or for the features of this one but those of
-    the matrix unit, by either maker's name. What it compiles is kept from run to run, apart from this machine's own,
-    which it would replace."""
+    the matrix unit, by either maker's name. What it compiles is kept apart from this machine's own, which it would
+    replace."""
     if (wide, dots, False) == (processor.WIDE, processor.DOTS, processor.MATRIX):
         pytest.skip("what this processor runs is tested by all other tests")
     if (wide and not processor.WIDE) or (dots and "+avx512bf16" not in processor.FEATURES):
         pytest.skip("this processor has no such registers or no such instruction")
-    code = (
-        "from foretoken.kernel import processor as p; from foretoken.models import panels; "
-        f"assert (p.WIDE, p.DOTS, p.MATRIX) == ({wide}, {dots}, False); assert panels._works()"
-    )
-    folder = str(pytestconfig.cache.mkdir(name))
-    features = [feature for feature in processor.FEATURES if without and without not in feature]
-    settings = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CACHE_DIR": folder}
-    settings["NUMBA_CPU_FEATURES"] = ",".join(features)
-    subprocess.run([sys.executable, "-c", code], env=settings, check=True)
+    features = ",".join(feature for feature in processor.FEATURES if without and without not in feature)
+    expected = f"(p.WIDE, p.DOTS, p.MATRIX) == ({wide}, {dots}, False)"
+    products_work(pytestconfig, name, "", expected, NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES=features)
 
 
 @pytest.mark.long
 def test_the_product_where_linux_refuses_the_matrix_unit(pytestconfig: pytest.Config) -> None:
     if not processor.MATRIX:
         pytest.skip("this processor has no matrix unit")
-    code = (
-        "import ctypes, numba; from unittest.mock import Mock; ctypes.CDLL = Mock(); "
-        "ctypes.CDLL.return_value.syscall.return_value = -1; "
-        "from foretoken.kernel import processor as p; from foretoken.models import panels; "
-        "assert not p.MATRIX and '+amx-bf16' in p.FEATURES; assert panels._works()"
-    )
-    settings = {**os.environ, "NUMBA_CACHE_DIR": str(pytestconfig.cache.mkdir("refused"))}
-    subprocess.run([sys.executable, "-c", code], env=settings, check=True)
+    refuse = "import ctypes, numba; from unittest.mock import Mock; ctypes.CDLL = Mock()"
+    refuse += "\nctypes.CDLL.return_value.syscall.return_value = -1"
+    products_work(pytestconfig, "refused", refuse, "not p.MATRIX and '+amx-bf16' in p.FEATURES")

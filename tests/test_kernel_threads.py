@@ -15,17 +15,19 @@ class Machine:
     """A clock that a forward moves on, by what it takes in each number of threads."""
 
     def __init__(self, seconds: dict[int, float]) -> None:
-        self.now, self.seconds = 0.0, seconds
+        self.now, self.seconds, self.slowness = 0.0, seconds, dict[int, float]()
+        self.choice = self.new_choice()
 
-    def clock(self) -> float:
-        return self.now
+    def new_choice(self) -> ThreadChoice:
+        return ThreadChoice(lambda: self.now, self.slowness)
 
     def run(
-        self, choice: ThreadChoice, calls: int, rows: int = 1, levels: int = 1, saved: Sequence[int] = (0, 0)
-    ) -> list[int | None]:
+        self, calls: int, rows: int = 1, levels: int = 1, saved: Sequence[int] = (0, 0),
+        choice: ThreadChoice | None = None,
+    ) -> list[int | None]:  # fmt: skip
         """The numbers of threads of so many forwards, or chains of them, which save forwards of one level each in one
         thread and in more."""
-        chosen = []
+        chosen, choice = [], choice or self.choice
         for _ in range(calls):
             with choice.forward(max(self.seconds), rows, levels) as run:
                 run.forwards = levels - saved[run.threads != 1]
@@ -41,54 +43,49 @@ def _enough_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fastest_is_found_and_kept() -> None:
     for best in (1, 2, 4):
-        machine = Machine({n: 1.0 if n == best else 1.5 for n in (1, 2, 4)})
-        chosen = machine.run(ThreadChoice(machine.clock, {}), 2000)
+        chosen = Machine({n: 1.0 if n == best else 1.5 for n in (1, 2, 4)}).run(2000)
         assert sorted(set(chosen[: 3 * TRIALS])) == [1, 2, 4]
         assert chosen.count(best) > 0.97 * len(chosen)
 
 
 def test_chains_count_by_their_forwards() -> None:
     """Where chains in one thread happened to take fewer forwards, that thread is no faster for it."""
-    machine = Machine({1: 1.5, 2: 1.0})
-    chosen = machine.run(ThreadChoice(machine.clock, {}), 200, levels=8, saved=(6, 0))
+    chosen = Machine({1: 1.5, 2: 1.0}).run(200, levels=8, saved=(6, 0))
     assert chosen.count(2) > 0.9 * len(chosen)
 
 
 def test_another_program_on_the_machine() -> None:
     """Both cores while they are free; one core soon after the other is taken; both again once it is free."""
     machine = Machine({1: 1.8, 2: 1.0})
-    choice = ThreadChoice(machine.clock, {})
-    assert machine.run(choice, 100)[-1] == 2
+    assert machine.run(100)[-1] == 2
     machine.seconds = {1: 1.8, 2: 3.6}
     start = machine.now
-    taken = machine.run(choice, 300)
+    taken = machine.run(300)
     assert taken[:5].count(1) >= 3
     assert machine.now - start < 1.03 * 300 * machine.seconds[1]  # trials in both cost the rest
     machine.seconds = {1: 1.8, 2: 1.0}
-    assert machine.run(choice, 600)[-1] == 2
+    assert machine.run(600)[-1] == 2
 
 
 @pytest.mark.parametrize("disturbed", [9.0, 2.1])
 def test_a_disturbed_beginning_is_soon_made_good(disturbed: float) -> None:
     """Another program that took a core during the first forwards only costs some of them, not hundreds."""
     machine = Machine({1: 1.8, 2: disturbed})
-    choice = ThreadChoice(machine.clock, {})
-    machine.run(choice, 2 * TRIALS)
+    machine.run(2 * TRIALS)
     machine.seconds = {1: 1.8, 2: 1.0}
-    assert machine.run(choice, 100).count(2) >= 73
+    assert machine.run(100).count(2) >= 73
 
 
 def test_a_forward_in_which_code_is_compiled_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One forward in two threads takes half a minute, and two threads are no less used for it."""
     machine, count = Machine({1: 1.8, 2: 1.0}), [0]
     monkeypatch.setattr(module, "compilations", lambda: count)
-    choice = ThreadChoice(machine.clock, {})
-    assert machine.run(choice, 2) == [2, 1]
-    with choice.forward(2, 1) as run:
+    assert machine.run(2) == [2, 1]
+    with machine.choice.forward(2, 1) as run:
         count[0] += 1
         machine.now += 30.0
     assert run.threads == 2
-    assert machine.run(choice, 100).count(2) > 85
+    assert machine.run(100).count(2) > 85
 
 
 def test_compilations_are_counted() -> None:
@@ -104,46 +101,43 @@ def test_compilations_are_counted() -> None:
 def test_where_all_cores_are_taken_trials_cost_little() -> None:
     """Two threads need a hundred times as long as one, in chains of every depth, which are learnt from together."""
     machine = Machine({1: 1.0, 2: 100.0})
-    choice = ThreadChoice(machine.clock, {})
-    machine.run(choice, 2 * TRIALS)
+    machine.run(2 * TRIALS)
     rng, start, levels = np.random.default_rng(0), machine.now, 0
     for depth in rng.integers(1, 13, 20_000):
-        machine.run(choice, 1, levels=int(depth))
+        machine.run(1, levels=int(depth))
         levels += int(depth)
     assert machine.now - start < (1 + 3 * SELDOM) * levels
 
 
 def test_what_disturbs_one_size_is_not_tried_for_another_until_it_has_gone() -> None:
-    machine, slowness = Machine({1: 1.0, 2: 100.0}), dict[int, float]()
-    of_target, of_drafter = (ThreadChoice(machine.clock, slowness) for _ in range(2))
-    machine.run(of_target, 2 * TRIALS)
-    assert set(machine.run(of_drafter, 50, levels=12)) == {1}
+    machine = Machine({1: 1.0, 2: 100.0})
+    machine.run(2 * TRIALS)
+    of_drafter = machine.new_choice()
+    assert set(machine.run(50, levels=12, choice=of_drafter)) == {1}
     machine.seconds = {1: 1.0, 2: 0.6}
-    assert machine.run(of_drafter, 500, levels=12)[-1] == 2
-    assert machine.run(of_target, 2000)[-1] == 2
+    assert machine.run(500, levels=12, choice=of_drafter)[-1] == 2
+    assert machine.run(2000)[-1] == 2
 
 
 @pytest.mark.parametrize("numbers", [{1: 1.9, 2: 1.0}, {1: 1.0, 2: 1.9}])
 def test_fewer_threads_that_were_slower_are_not_tried_at_first_in_larger_forwards(numbers: dict[int, float]) -> None:
     """More threads may pay in larger forwards, so they are tried; fewer are not, until a trial costs little."""
     machine = Machine(numbers)
-    choice = ThreadChoice(machine.clock, {})
-    machine.run(choice, 2 * TRIALS)
-    first = machine.run(choice, 6, rows=256)
+    machine.run(2 * TRIALS)
+    first = machine.run(6, rows=256)
     assert set(first) == ({2} if numbers[1] > numbers[2] else {1, 2})
     machine.seconds = {1: 1.0, 2: 3.0}
-    assert machine.run(choice, 100, rows=256)[-1] == 1
+    assert machine.run(100, rows=256)[-1] == 1
 
 
 @pytest.mark.parametrize("slower", [1.1, 1.5])
 def test_noise_changes_little(slower: float) -> None:
     """Times vary by a tenth, and one forward in twenty takes twice as long: the best number runs most."""
     rng, times = np.random.default_rng(0), {1: slower, 2: 1.0}
-    machine = Machine(times)
-    choice, chosen = ThreadChoice(machine.clock, {}), []
+    machine, chosen = Machine(times), []
     for _ in range(2000):
         machine.seconds = {n: x * rng.lognormal(0, 0.1) * (1 + (rng.random() < 0.05)) for n, x in times.items()}
-        chosen += machine.run(choice, 1)
+        chosen += machine.run(1)
     assert chosen.count(2) > (0.9 if slower > 1.2 else 0.6) * len(chosen)
 
 
@@ -151,10 +145,9 @@ def test_sizes_have_choices_of_their_own() -> None:
     few, many = Machine({1: 1.0, 2: 2.0}), Machine({1: 3.0, 2: 2.0})
     choice = ThreadChoice(lambda: few.now + many.now, {})
     for _ in range(20):
-        last = few.run(choice, 1, rows=1)[0], many.run(choice, 1, rows=64)[0]
+        last = few.run(1, rows=1, choice=choice)[0], many.run(1, rows=64, choice=choice)[0]
     assert last == (1, 2)
 
 
 def test_one_thread_is_no_choice() -> None:
-    machine = Machine({1: 1.0})
-    assert set(machine.run(ThreadChoice(machine.clock, {}), 5)) == {None}
+    assert set(Machine({1: 1.0}).run(5)) == {None}

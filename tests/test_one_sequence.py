@@ -1,11 +1,10 @@
 """One sequence's plain step, and the scores of its tree, as one compiled call are the longer way, bit for bit."""
 
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import PreTrainedModel
 
 import foretoken
 from engines import demo_engine as load
@@ -18,6 +17,7 @@ from foretoken.models.fused_rows import FusedRows
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
 from foretoken.models.target import LMTargetSession
+from models_zoo import tiny
 from thinning import one_in
 
 PROMPT = "def read(self, path):\n    with open("
@@ -49,16 +49,32 @@ def trees(monkeypatch) -> list[bool]:
     return watched(monkeypatch, roots=False)
 
 
+def the_longer_way(monkeypatch) -> None:
+    """Neither the target's nor the drafter's trees in one call."""
+    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
+    monkeypatch.setattr("foretoken.models.causal_lm.FusedRows", Rows)
+
+
+def check_same(engine, steps, monkeypatch, prompt=PROMPT, accepted=0, **options) -> list[int]:
+    """The text, which is that of the longer way; each of some steps is taken in one call."""
+    fast = engine.generate(prompt, **options)
+    assert fast.stats.num_accepted >= accepted
+    assert len(steps) > 3
+    assert all(steps)
+    the_longer_way(monkeypatch)
+    slow = engine.generate(prompt, **options)
+    assert (slow.token_ids, slow.stats.num_accepted) == (fast.token_ids, fast.stats.num_accepted)
+    return slow.token_ids
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_the_text_is_the_same(temperature, dtype, calls, monkeypatch):
     engine = replace(load(dtype), eos_ids=frozenset())  # no text ends early
     options = {"max_new_tokens": 80, "temperature": temperature, "seed": 5}
-    fast = engine.generate(PROMPT, **options)
-    assert calls == [True] * 80
-    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
-    assert engine.generate(PROMPT, **options).token_ids == fast.token_ids
-    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == fast.token_ids
+    text = check_same(engine, calls, monkeypatch, **options)
+    assert len(calls) == 80
+    assert engine.generate([PROMPT, "import"], **options)[0].token_ids == text
 
 
 @pytest.mark.parametrize(
@@ -83,15 +99,9 @@ def test_plain_steps_between_drafted_ones(calls):
     assert drafted.token_ids == load().generate(PROMPT, **options).token_ids
 
 
-def sliding() -> MistralForCausalLM:
-    """A model whose tokens see the nine before them."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 97, "head_dim": 16}
-    model = MistralForCausalLM(
-        MistralConfig(**shape, num_attention_heads=4, num_key_value_heads=2, sliding_window=9, bos_token_id=None)
-    ).eval()
-    for parameter in model.parameters():
-        parameter.data.mul_(6 if parameter.dim() > 1 else 1)  # so that what is hidden would matter
+def sliding() -> PreTrainedModel:
+    """A model whose tokens see the nine before them, with weights so large that what is hidden would matter."""
+    model = tiny("mistral", random_weights=True, hidden_size=64, intermediate_size=64, head_dim=16)
     pack(model)
     return model
 
@@ -100,10 +110,8 @@ def sliding() -> MistralForCausalLM:
 def test_a_prompt_longer_than_a_sliding_window_is_the_same(length, calls, monkeypatch):
     engine = foretoken.load(sliding(), drafter="none")
     prompt, options = [i * 31 % 97 for i in range(length)], {"max_new_tokens": 12, "temperature": 0.0}
-    fast = engine.generate(prompt, **options)
-    assert calls == [True] * 12
-    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
-    assert engine.generate(prompt, **options).token_ids == fast.token_ids
+    check_same(engine, calls, monkeypatch, prompt, **options)
+    assert len(calls) == 12
 
 
 def test_hidden_states_are_kept_in_a_plain_step(calls):
@@ -135,24 +143,6 @@ TREES = {
 }
 
 
-def the_longer_way(monkeypatch) -> None:
-    """Neither the target's nor the drafter's trees in one call."""
-    monkeypatch.setattr(LMTargetSession, "_fused", lambda *_: None)
-    monkeypatch.setattr("foretoken.models.causal_lm.FusedRows", Rows)
-
-
-def check_same(engine, trees, monkeypatch, prompt=PROMPT, accepted=1, **options) -> list[int]:
-    """The text, which is that of the longer way."""
-    fast = engine.generate(prompt, **options)
-    assert fast.stats.num_accepted >= accepted
-    assert len(trees) > 3
-    assert all(trees)
-    the_longer_way(monkeypatch)
-    slow = engine.generate(prompt, **options)
-    assert (slow.token_ids, slow.stats.num_accepted) == (fast.token_ids, fast.stats.num_accepted)
-    return slow.token_ids
-
-
 # The kernel depends on the dtype, the scores on the temperature: each tree has both of each, in one of two pairings, of
 # which one half is fast.
 PAIRED = [
@@ -169,7 +159,7 @@ PAIRED = [
 def test_the_text_of_a_tree_is_the_same(which, temperature, dtype, trees, monkeypatch):
     engine = load(dtype, str(demo_folder() / "drafter"), **TREES[which])
     options = {"max_new_tokens": 60, "temperature": temperature, "seed": 2}
-    text = check_same(engine, trees, monkeypatch, **options)
+    text = check_same(engine, trees, monkeypatch, accepted=1, **options)
     assert engine.generate([PROMPT, "import"], **options)[0].token_ids == text
 
 
@@ -252,7 +242,7 @@ def test_other_samplings_are_scored_the_longer_way(trees):
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 def test_hidden_states_are_kept_while_a_tree_is_scored(tree, temperature, trees, monkeypatch):
     engine = load("bfloat16", str(demo_folder() / "heads" / "eagle"), tree=tree, verifier="rrsw")
-    check_same(engine, trees, monkeypatch, max_new_tokens=40, temperature=temperature, seed=2)
+    check_same(engine, trees, monkeypatch, accepted=1, max_new_tokens=40, temperature=temperature, seed=2)
 
 
 def test_the_states_kept_by_either_way_are_the_same():
@@ -281,16 +271,14 @@ def test_a_tree_beyond_a_sliding_window_is_the_same(tree, temperature, trees, mo
 
 def test_a_draft_that_is_not_accepted_may_be_followed_by_nothing_finite(trees):
     """Rules that go node by node do not ask for what follows it."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 72, "num_hidden_layers": 2, "vocab_size": 97, "head_dim": 16}
-    target = LlamaForCausalLM(
-        LlamaConfig(**shape, num_attention_heads=4, num_key_value_heads=2, bos_token_id=None, eos_token_id=None)
-    ).eval()
-    drafter = deepcopy(target)
+    target, drafter = (
+        tiny("llama", random_weights=True, hidden_size=64, intermediate_size=72, head_dim=16, num_hidden_layers=2)
+        for _ in range(2)
+    )
     with torch.no_grad():
         embedding = target.model.embed_tokens.weight
         embedding[:, 0] = 0
-        embedding[50, 0] = embedding.abs().max()
+        embedding[50, 0] = 9
         for layer in target.model.layers:
             layer.self_attn.o_proj.weight[0] = layer.mlp.down_proj.weight[0] = 0
         target.lm_head.weight[7, 0] = 3e38  # which only a state behind token 50 meets

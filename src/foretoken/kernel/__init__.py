@@ -47,14 +47,6 @@ norms before the residual sums, as Gemma 3 has them:
     heads.step, heads.parallel, model.scores       the parts of a draft head, level by level
     softmax.softmax, draws.*, product.times        what torch code outside of this package uses alone
 
-    sizes.py      constants that callers know          compile.py    loops to machine code, kept on disk
-    memory.py     memory of weights and caches         simd.py       exp, softmax, gate, rotary embedding by 16
-    addresses.py  arrays by their addresses            pointwise.py  norms, biases, gates of rows
-    rounding.py   rows in bfloat16                     model.py      weights, slots, nodes; the forward
-    quantised.py  GGUF's blocks as panels              dots.py       products with these, in whole numbers
-    processor.py  what the processor can do            matrix_unit.py  a tile of up to 32 rows by AMX
-    copied.py     loops that others hold a copy of
-
 To add an architecture whose layers compute what Llama's do, name its matrices and norms in models/decoder_layer.py, if
 its modules have other names. If its layers differ, they need a step of their own in layer.py, too.
 

@@ -1,12 +1,15 @@
-"""Arrays by their addresses, for compiled functions that are called by name and so take whole numbers only.
+"""Functions for compiled loops that are written in LLVM's instructions, and by these arrays by their addresses.
 
-`linked` of compile.py makes such functions. An address is the number of a byte in memory. What stands here is written
-in LLVM's instructions: numba's own `carray` and `view` do the same, and take a twentieth of a second to compile for
-every type and number of dimensions.
+Compiled functions that are called by name, which `linked` of compile.py makes, take whole numbers only: addresses, each
+the number of a byte in memory. numba's own `carray` and `view` make arrays of them too, and take a twentieth of a
+second to compile for every type and number of dimensions.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 
+import functools
+from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,34 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
+
+
+def written(*kinds: Any, out: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that makes a function, which writes LLVM's instructions, one that compiled loops call.
+
+    It takes the builder of the instructions, and then what the loops give it: numbers as LLVM values, and arrays as
+    structures of their data, shape and strides. It returns an LLVM value, or nothing.
+
+    kinds: numba's types of what loops give; None for an array, whose type may be any.
+    out: numba's type of what it returns.
+    """
+
+    def decorate(write: Callable[..., Any]) -> Any:
+        @functools.wraps(write)
+        def typed(typing: Any, *given: Any) -> Any:
+            def code(context: Any, b: Any, signature: Any, values: Any) -> Any:
+                pairs = zip(signature.args, values, strict=True)
+                made = write(b, *[make_array(k)(context, b, x) if isinstance(k, types.Array) else x for k, x in pairs])
+                return context.get_dummy_value() if made is None else made
+
+            return out(*[kind or array for kind, array in zip(kinds, given, strict=True)]), code
+
+        # numba would take a function of *arguments to be called with one tuple.
+        names = ["typing", *(f"given_{i}" for i in range(len(kinds)))]
+        typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])
+        return intrinsic(typed)
+
+    return decorate
 
 
 @intrinsic

@@ -11,6 +11,9 @@ A node of a tree sees its path, whose slots need not be neighbours: siblings sta
 are then gathered into the places that they would have had in plain decoding, where a token's slot is its position. So
 every sum has the same terms in the same order, and a node's result is that of plain decoding bit for bit. The matrix
 unit adds words in groups (matrix_unit.py), so what is gathered begins at a group's border, and zeros fill the last one.
+
+The arguments of several functions: `attention` is an Attention; `b` is a sequence, by its place among those of the
+forward; `seen` is a node's row of the mask, 0 for a slot that it sees [used]; `gap` is the slot of its first gap.
 """
 
 # pyright: reportCallIssue=false
@@ -66,8 +69,7 @@ class Attention(NamedTuple):
 def store(attention, b, group):
     """Write the keys and values of one sequence's nodes into their slots, for one key head.
 
-    attention: an Attention.
-    b: the sequence, by its place among those of the forward.
+    attention, b: see the module.
     group: the number of the key head.
     """
     qkv, keys, values, slots = attention.qkv, attention.keys, attention.values, attention.slots
@@ -135,8 +137,7 @@ def first_gap(attention, b, i):
     A node without siblings before it or its ancestors stands in the slot of its own position. Every slot that it is
     further along is a gap, and the gaps are the last slots before it that it does not see.
 
-    attention: an Attention.
-    b: the sequence, by its place among those of the forward.
+    attention, b: see the module.
     i: the node, by its place among those of the sequence.
     """
     slot, gap = attention.slots[b, i], attention.used
@@ -157,8 +158,7 @@ def close_gaps(scores, first, last, seen, gap, low):
 
     scores: float32 [rows, used or more columns].
     first, last: rows first .. last - 1 are the node's, one per query head.
-    seen: the node's row of the mask, 0 for a slot that it sees [used].
-    gap: the slot of the first gap; `used` if there is none.
+    seen, gap: see the module.
     low: what the places that become free are filled with.
     """
     to = gap
@@ -179,9 +179,8 @@ def gather(values, paired, seen, start, gap, path):
 
     values: of one key head, as the cache has them, float32 [slots or slots / 2, dim].
     paired: whether a row holds the values of two slots in bfloat16.
-    seen: the node's row of the mask, 0 for a slot that it sees [used].
-    start: the first slot that is copied; an even number if values are paired.
-    gap: the slot of the first gap, at least `start`; `used` if there is none.
+    seen, gap: see the module.
+    start: the first slot that is copied, at most `gap`; an even number if values are paired.
     path: is filled from row 0 on, float32 [words, dim], laid out as `values`.
 
     Returns the number of rows that were filled. If values are paired and an odd number was copied, half of the last row
@@ -227,9 +226,8 @@ def sums(weights, weights_row, rows, values, words, form, results, dim, fresh):
 def attend(attention, b, first_head, last_head, out):
     """Compute attention of one sequence's nodes with some query heads that share a key head.
 
-    attention: an Attention; the keys and values of all nodes are in their slots, and the queries of these heads are
-        ready.
-    b: the sequence, by its place among those of the forward.
+    attention, b: see the module. The keys and values of all nodes are in their slots, and the queries of these heads
+        are ready.
     first_head, last_head: query heads first_head .. last_head - 1.
     out: the columns of these heads are filled [batch * n, query_heads dim].
     """

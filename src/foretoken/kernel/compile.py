@@ -102,7 +102,6 @@ def _call_template(of_types: Callable[..., Any], arguments: tuple[Any, ...], nam
     return of_types(tuple(map(unliteral, arguments)), {name: unliteral(kind) for name, kind in named.items()})
 
 
-@functools.cache
 def compiled(loop: Callable[..., Any], fuse: bool = False, reorder_sums: bool = False, parallel: bool = False) -> Loop:
     """Return a loop as machine code, which is compiled when it is first called.
 
@@ -123,7 +122,7 @@ class Linked:
 
     A function that calls another one usually gets a compiled copy of it, which takes seconds where that one is large.
 
-    kinds, signature: numba's types of the loop's arguments, and of a call with them.
+    kinds: numba's types of the loop's arguments.
     address: where the loop's machine code is in memory [1] int64. It is 0 at first, and machine code that jumps there
         ends the process: `Loop` sees to it that a loop's code is found before its callers run.
     """
@@ -135,11 +134,10 @@ class Linked:
         from numba.core.ccallback import CFunc
 
         hold_interrupts()
-        self.kinds, nothing = (types.intp,) * count + (types.float64,) * floats, cast(Any, types.void)
-        self.signature = nothing(types.StarArgTuple.from_types(self.kinds))
+        self.kinds = (types.intp,) * count + (types.float64,) * floats
         self.address = np.zeros(1, np.int64)
         options = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
-        self._made: Any = cached(CFunc(inspect.unwrap(loop), (self.kinds, nothing), {}, options))
+        self._made: Any = cached(CFunc(inspect.unwrap(loop), (self.kinds, types.void), {}, options))
         binding.add_symbol(name, self.address.ctypes.data)
 
     def load(self) -> bool:
@@ -187,7 +185,8 @@ def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., No
     floats: number of its further arguments, in float64.
     """
     from llvmlite import ir
-    from numba.extending import intrinsic
+
+    from foretoken.kernel.addresses import written
 
     def link(loop: Callable[..., None]) -> Any:
         made = Linked(name, loop, count, floats)
@@ -198,17 +197,11 @@ def linked(name: str, count: int, floats: int = 0) -> Callable[[Callable[..., No
             else:
                 _missing[_name(inspect.unwrap(loop))] = made
 
-        def jump(typing: Any, *arguments: Any) -> Any:
-            def code(context: Any, b: Any, signature: Any, values: Any) -> Any:
-                of = [context.get_argument_type(kind) for kind in made.kinds]
-                pointer = ir.FunctionType(ir.VoidType(), of).as_pointer()
-                place = b.module.globals.get(name) or ir.GlobalVariable(b.module, pointer, name)
-                b.call(b.load(place), [b.extract_value(values[0], i) for i in range(len(of))])
-                return context.get_dummy_value()
+        def jump(b: Any, *values: Any) -> None:
+            pointer = ir.FunctionType(ir.VoidType(), [value.type for value in values]).as_pointer()
+            b.call(b.load(b.module.globals.get(name) or ir.GlobalVariable(b.module, pointer, name)), values)
 
-            return made.signature, code
-
-        call = cast(Any, intrinsic)(jump)
+        call = written(*made.kinds)(jump)
         call.__wrapped__ = loop  # for `_collect`
         return call
 

@@ -19,15 +19,14 @@ rows.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from foretoken.kernel.addresses import alive, floats, octets
+from foretoken.kernel.addresses import alive, floats, octets, written
 from foretoken.kernel.compile import linked
 from foretoken.kernel.processor import FEATURES
 from foretoken.kernel.quantised import BY_FORM, KINDS, Kind, panel_bytes, read_row
@@ -79,22 +78,13 @@ class Dots:
         return ir.Constant(self.words, [value] * self.n)
 
     def load(self, at: Any, kind: Any, bytes: int) -> Any:
-        """Return what is stored at an address.
-
-        at: the address.
-        kind: LLVM's type of what is stored.
-        bytes: a number of bytes that divides the address.
-        """
+        """Return what is stored, in LLVM's type `kind`, at the address `at`, which the number `bytes` divides."""
         value = self.b.load(self.b.inttoptr(at, kind.as_pointer()))
         value.align = bytes
         return value
 
     def spread(self, at: Any, kind: Any) -> Any:
-        """Return a vector with the 32 bits at an address in every column.
-
-        at: the address; 4 divides it.
-        kind: LLVM's type of the 32 bits, I32 or F32.
-        """
+        """Return a vector with the 32 bits at the address `at`, of LLVM's type `kind`, in every column."""
         return spread(self.b, self.load(at, kind, 4), self.n)
 
     def plus(self, at: Any, bytes: int) -> Any:
@@ -112,11 +102,7 @@ class Dots:
         return b.bitcast(b.or_(b.bitcast(size, self.words), sign), self.floats)
 
     def small(self, at: Any, signed: bool) -> Any:
-        """Return n whole numbers of one byte each as float32.
-
-        at: the address of the first.
-        signed: whether they have a sign.
-        """
+        """Return the n bytes from the address `at` on as float32; signed: whether they have a sign."""
         value = self.load(at, ir.VectorType(I8, self.n), 1)
         return self.b.sitofp((self.b.sext if signed else self.b.zext)(value, self.words), self.floats)
 
@@ -150,92 +136,44 @@ class Dots:
         line: the address of the row's first code.
         bits: bits of a code of the weights.
         """
-        b, total, ones = self.b, None, ir.Constant(self.pairs, [1] * (2 * self.n))
-        xs = [self.spread(self.plus(line, 4 * i), I32) for i in range(len(codes))]
+        b, total = self.b, self.all(0)
+        both = [(self.spread(self.plus(line, 4 * i), I32), code) for i, code in enumerate(codes)]
         if self.name == PAIRS:
             # A sum of pairs of products has 16 bits, which hold so many pairs: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ..
             # are below 2 ** 15.
-            held, most = {4: 8, 5: 4, 6: 2, 8: 1}[bits], None
-            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
-                x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
-                if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
-                    x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
-                    code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
-                pairs = call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
-                most = pairs if most is None else b.add(most, pairs)
-                if i % held == held - 1 or i == len(codes) - 1:
-                    part = call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones)
-                    total, most = part if total is None else b.add(total, part), None
-            return total
-        if self.name != PLAIN:
+            held, ones = {4: 8, 5: 4, 6: 2, 8: 1}[bits], ir.Constant(self.pairs, [1] * (2 * self.n))
+            for first in range(0, len(codes), held):
+                most = ir.Constant(self.pairs, [0] * (2 * self.n))
+                for x, code in both[first : first + held]:
+                    x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
+                    if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
+                        x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
+                        code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
+                    most = b.add(most, call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x))
+                total = b.add(total, call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones))
+        elif self.name == PLAIN:
+            for x, code in both:
+                for byte in range(4):
+                    up, down = self.all(24 - 8 * byte), self.all(24)
+                    total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
+        else:
             name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}", self.words
             if self.name == NEON:
                 name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", self.octets
-            total = [self.all(0), self.all(0)]
-            for i, (x, code) in enumerate(zip(xs, codes, strict=True)):
-                total[i % 2] = call(b, name, self.words, total[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
-            return b.add(*total)
-        total = self.all(0)
-        for x, code in zip(xs, codes, strict=True):
-            for byte in range(4):
-                up, down = self.all(24 - 8 * byte), self.all(24)
-                total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
+            halves = [total, total]
+            for i, (x, code) in enumerate(both):
+                halves[i % 2] = call(b, name, self.words, halves[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
+            total = b.add(*halves)
         return total
 
 
-class Columns(NamedTuple):
-    """What is needed of 32 weights of each of n columns, as LLVM values.
-
-    factors: by which exact sums are multiplied, float32: one for all 32 weights, or two for 16 each.
-    least: the minimum, None where the kind has none.
-    codes: 8 vectors, from `Dots.codes`.
-    sums: the address of the sums that the products are added to.
-    """
-
-    factors: list[Any]
-    least: Any
-    codes: list[Any]
-    sums: Any
-
-
-def exact_sums(dots: Dots, kind: Kind, columns: Columns, line: Any) -> list[Any]:
-    """Return, for each factor of some columns, the exact sums of its weights with one row, without the codes' offset.
-
-    dots: writes the instructions.
-    kind: the kind of the weights.
-    columns: their weights.
-    line: the address of the row's line.
-    """
-    found, words = [], 8 // len(columns.factors)
-    for part in range(len(columns.factors)):
-        of_part = columns.codes[part * words : (part + 1) * words]
-        exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
-        offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
-        if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
-            offset = BY_128
-        if offset is not None:
-            exact = dots.b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
-        found.append(exact)
-    return found
-
-
 def emit(
-    b: Any,
-    dots: Dots,
-    kind: Kind,
-    strips: int,
-    panel: Any,
-    groups: Any,
-    lines: Any,
-    rows: Any,
-    all_rows: Any,
-    sums: Any,
+    dots: Dots, kind: Kind, strips: int, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any
 ) -> None:
     """Write the instructions that add the product of some rows with one panel to sums.
 
     All arguments from `panel` on are LLVM values, whole numbers of 64 bits.
 
-    b: the builder of the LLVM instructions.
     dots: writes the instructions of exact sums.
     kind: the kind of the weights.
     strips: the strips of 16 columns that meet a row together, which is then read once for all of them: 1, or 2 whose
@@ -246,11 +184,12 @@ def emit(
     all_rows: the number of rows whose lines stand side by side per block, at least `rows`.
     sums: address of what is added to, float32 [rows, 64].
     """
-    blocks, n = kind.weights // 32, dots.n
+    b, n, blocks = dots.b, dots.n, kind.weights // 32
     scales, strip_bytes = 2 * COLUMNS * (1 + kind.least), 4 * LANES * kind.bits
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     turns = COLUMNS // LANES // strips  # turns per block: a turn computes `strips` strips of one block
+    words = 8 // max(kind.subs, 1)  # vectors of codes for each factor
     fused = ("contract",)
     with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
         number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # the block's number in the panel
@@ -264,8 +203,12 @@ def emit(
             fetch(b, dots.plus(passed, AHEAD + i), FAR)
         line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
 
-        def columns_of(index: int, first: int) -> Columns:
-            """Return n columns from `first` on of strip `index` of a turn."""
+        def columns_of(index: int, first: int) -> tuple[list[Any], Any, list[Any], Any]:
+            """Return what is needed of n columns from `first` on of strip `index` of a turn.
+
+            That is the factors of their exact sums, one for all 32 weights or two for 16 each; the minimum, if the kind
+            has one; 8 vectors of codes; and the address of their sums.
+            """
             strip = b.add(b.mul(turn, I64(strips)), I64(index))
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
             d = dots.widened(b.add(base, b.mul(column, I64(2))))
@@ -277,103 +220,88 @@ def emit(
                 if kind.least:
                     least = b.fneg(b.fmul(least, dots.small(places[-1], False)))
             at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
-            codes = dots.codes(dots.plus(at, 4 * first), kind.bits)
-            return Columns(factors, least, codes, b.add(sums, b.mul(column, I64(4))))
+            return factors, least, dots.codes(dots.plus(at, 4 * first), kind.bits), b.add(sums, b.mul(column, I64(4)))
+
+        def exact_sum(codes: list[Any], part: int, line: Any) -> Any:
+            """Return the exact sum of the weights of one factor with a row, without the codes' offset."""
+            of_part = codes[part * words : (part + 1) * words]
+            exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
+            offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
+            if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
+                offset = BY_128
+            return exact if offset is None else b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
 
         for first in range(0, LANES, n):
             together = [columns_of(i, first) for i in range(strips)]
             with cgutils.for_range(b, rows, intp=I64) as row:
                 line = b.add(line0, b.mul(row.index, I64(LINE)))
-                exact = [exact_sums(dots, kind, columns, line) for columns in together]
+                exact = [[exact_sum(codes, part, line) for part in range(len(factors))]
+                         for factors, _, codes, _ in together]  # fmt: skip
                 scale = dots.spread(dots.plus(line, 4 * SCALE), F32)
                 both = dots.spread(dots.plus(line, 4 * SUM), F32) if kind.least else None
                 totals = []  # stored once all are computed: after a store in between, LLVM would read the row anew
-                for columns, of_columns in zip(together, exact, strict=True):
-                    place = b.inttoptr(
-                        b.add(columns.sums, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer()
-                    )
+                for (factors, least, _, at), of_columns in zip(together, exact, strict=True):
+                    place = b.inttoptr(b.add(at, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer())
                     total = load(b, place)
-                    for factor, whole in zip(columns.factors, of_columns, strict=True):
+                    for factor, whole in zip(factors, of_columns, strict=True):
                         scaled = b.fmul(b.sitofp(whole, dots.floats), scale)
                         total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
                     if kind.least:
-                        total = b.fadd(total, b.fmul(both, columns.least, flags=fused), flags=fused)
+                        total = b.fadd(total, b.fmul(both, least, flags=fused), flags=fused)
                     totals.append((total, place))
                 for total, place in totals:
                     b.store(total, place).align = 4
 
 
-@intrinsic
-def times_panel(typing: Any, form: Any, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> Any:  # fmt: skip  # noqa: E501
+@written(*[types.intp] * 7)
+def times_panel(b: Any, form: Any, panel: Any, groups: Any, lines: Any, rows: Any, all_rows: Any, sums: Any) -> None:
     """Add the product of some rows with one panel to sums, as `emit` says.
 
-    typing: numba's typing context, unused.
     form: the number of the weights' kind.
-    panel, groups, lines, rows, all_rows, sums: as in `emit`.
+    b, panel, groups, lines, rows, all_rows, sums: as in `emit`.
     """
-    signature = types.void(*[types.intp] * 7)
+    dots, others = Dots(b, BEST, HALF), (panel, groups, lines, rows, all_rows, sums)
 
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        form, *others = args
-        dots, rows = Dots(b, BEST, HALF), others[3]
+    def code(kind: Kind) -> None:
+        if dots.n < LANES:  # AVX-512 alone has registers for the codes of two strips
+            emit(dots, kind, 1, *others)
+            return
+        with b.if_else(b.icmp_signed(">", rows, I64(WAITING))) as (many, few):
+            with many:
+                emit(dots, kind, 2, *others)
+            with few:
+                emit(dots, kind, 1, *others)
 
-        def code(kind: Kind) -> None:
-            if dots.n < LANES:  # AVX-512 alone has registers for the codes of two strips
-                emit(b, dots, kind, 1, *others)
-                return
-            with b.if_else(b.icmp_signed(">", rows, I64(WAITING))) as (many, few):
-                with many:
-                    emit(b, dots, kind, 2, *others)
-                with few:
-                    emit(b, dots, kind, 1, *others)
-
-        one_of(b, form, {kind.form: partial(code, kind) for kind in KINDS.values()})
-        return context.get_dummy_value()
-
-    return signature, generate
+    one_of(b, form, {kind.form: partial(code, kind) for kind in KINDS.values()})
 
 
-@intrinsic
-def write_line(typing: Any, x: Any, line: Any) -> Any:
+@written(types.intp, types.intp)
+def write_line(b: Any, x: Any, line: Any) -> None:
     """Quantise 32 numbers of a row.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     x: address of the numbers, float32.
     line: address of their line, which is written.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        x, line = args
-        many, whole = ir.VectorType(F32, 32), ir.VectorType(I32, 32)
-
-        def put(value: Any, place: int) -> None:
-            b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
-
-        numbers = load(b, b.inttoptr(x, many.as_pointer()))
-        # Read as whole numbers, the bits of positive floats have the floats' order, and those of a NaN are the largest.
-        sizes = b.and_(b.bitcast(numbers, whole), ir.Constant(whole, [0x7FFFFFFF] * 32))
-        largest = b.bitcast(call(b, "llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
-        scale = b.fdiv(largest, ir.Constant(F32, 127.0))
-        steps = b.fmul(numbers, spread(b, b.fdiv(ir.Constant(F32, 127.0), largest), 32))
-        magic = ir.Constant(many, [12582912.0] * 32)  # adding 1.5 * 2 ** 23 rounds, and leaves the number in low bits
-        codes = b.trunc(b.bitcast(b.fadd(steps, magic), whole), ir.VectorType(I8, 32))
-        b.store(codes, b.inttoptr(line, codes.type.as_pointer())).align = 4
-        wide = b.sext(codes, whole)
-        halves = [
-            b.shuffle_vector(wide, wide, ir.Constant(ir.VectorType(I32, 16), list(range(at, at + 16))))
-            for at in (0, 16)
-        ]
-        first, second = (call(b, "llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
-        total = b.add(first, second)
-        put(scale, SCALE)
-        put(b.fmul(scale, b.sitofp(total, F32)), SUM)
-        for place, value in ((FIRST, b.mul(first, I32(32))), (SECOND, b.mul(second, I32(32)))):
-            put(value, place)
-        for place, factor in ((BY_8, 8), (BY_16, 16), (BY_128, 128)):
-            put(b.mul(total, I32(factor)), place)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), generate
+    many, whole = ir.VectorType(F32, 32), ir.VectorType(I32, 32)
+    numbers = load(b, b.inttoptr(x, many.as_pointer()))
+    # Read as whole numbers, the bits of positive floats have the floats' order, and those of a NaN are the largest.
+    sizes = b.and_(b.bitcast(numbers, whole), ir.Constant(whole, [0x7FFFFFFF] * 32))
+    largest = b.bitcast(call(b, "llvm.vector.reduce.umax.v32i32", I32, sizes), F32)
+    scale = b.fdiv(largest, ir.Constant(F32, 127.0))
+    steps = b.fmul(numbers, spread(b, b.fdiv(ir.Constant(F32, 127.0), largest), 32))
+    magic = ir.Constant(many, [12582912.0] * 32)  # adding 1.5 * 2 ** 23 rounds, and leaves the number in low bits
+    codes = b.trunc(b.bitcast(b.fadd(steps, magic), whole), ir.VectorType(I8, 32))
+    wide = b.sext(codes, whole)
+    halves = [
+        b.shuffle_vector(wide, wide, ir.Constant(ir.VectorType(I32, 16), list(range(at, at + 16)))) for at in (0, 16)
+    ]
+    first, second = (call(b, "llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
+    total = b.add(first, second)
+    of_all = {place: b.mul(total, I32(factor)) for place, factor in ((BY_8, 8), (BY_16, 16), (BY_128, 128))}
+    parts = {FIRST: b.mul(first, I32(32)), SECOND: b.mul(second, I32(32)), **of_all}
+    for place, value in {0: codes, SCALE: scale, SUM: b.fmul(scale, b.sitofp(total, F32)), **parts}.items():
+        b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
 
 
 @linked("foretoken_lines", 5)

@@ -108,15 +108,11 @@ def hub_tokens(rows: np.ndarray, u: np.ndarray, draws: np.ndarray) -> None:
     draws: is filled with token ids [m, k], with NONE where nothing was left.
     """
     m, k = u.shape
-    v = rows.shape[1]
     for i in range(m):
         own = hub = NONE
         for j in range(k):
             if j > 0:
-                hub = 0
-                for x in range(1, v):
-                    if rows[i, x] > rows[i, hub]:
-                        hub = x
+                hub = np.argmax(rows[i])
                 draws[i, j] = hub if rows[i, hub] > 0 else NONE
                 rows[i, hub] = 0
                 if own != hub:

@@ -44,11 +44,8 @@ def enter(embedded, states, entry, x, threads):
 def step(model, embedded, states, nodes, x, threads):
     """Fill x with the states of nodes: logits are made of these, and a draft head reads them beside the next tokens.
 
-    model: a Model.
-    embedded, states: as in `enter`.
-    nodes: a Nodes.
-    x: is filled [n, d].
-    threads: the largest number of threads; None for one.
+    model, nodes: a Model and a Nodes.
+    embedded, states, x, threads: as in `enter`.
     """
     fed = enter(embedded, states, model.entry, x, threads)
     nothing = Wanted(np.empty(0, np.int64), np.empty((0, 0, 0), np.float32))
@@ -62,11 +59,10 @@ def parallel(mlps, model, embedded, states, out, threads):
     """Fill out with the states that Gumiho's MLPs make of the first two drafted tokens of n sequences.
 
     mlps: the model's Mlps; None in other models, for which nothing is done.
-    model: a Model.
+    model, threads: a Model, and as in `enter`.
     embedded: the embeddings of both tokens, two neighbouring rows per sequence [2n, d].
     states: the states that these tokens were drawn from, in the same order [2n, d].
     out: is filled with the states of the first j MLPs [n, j, d].
-    threads: the largest number of threads; None for one.
     """
     if mlps is None:  # alone, so that numba leaves out what follows
         return
@@ -78,12 +74,8 @@ def parallel(mlps, model, embedded, states, out, threads):
     y = np.zeros((n, 2 * d), np.float32)  # its right half stays 0: silu(left) is multiplied by 0 + 1
     for j in range(count):
         for block in range(mlps.addresses.shape[1]):
-            w, form = mlps.addresses[j, block], mlps.forms[j, block]
-            if block == 0:
-                times(both, w, form, d, y, threads)
-                gate(y, d, mlps.biases[j, block], x)
-            else:
-                times(x, w, form, d, y, threads)
-                gate(y, d, mlps.biases[j, block], more)
+            times(both if block == 0 else x, mlps.addresses[j, block], mlps.forms[j, block], d, y, threads)
+            gate(y, d, mlps.biases[j, block], x if block == 0 else more)
+            if block > 0:
                 increase(x, more)
         put(x, out[:, j], 0)

@@ -230,9 +230,8 @@ def scores(states, head, logits, threads):
 def score(model, tokens, nodes, factor, wanted, out, threads):
     """Fill out with the logits after each node, or with softmax(factor logits) if factor > 0.
 
-    model: a Model that is a language model.
+    model, nodes: a Model that is a language model, and Nodes.
     tokens: ids of the nodes' tokens [batch * n] int64.
-    nodes: Nodes.
     factor: 1 / temperature, or 0 for logits, in float32.
     wanted: a Wanted, which is filled.
     out: is filled [batch * n, v]; [0, v] where only keys and values are wanted.

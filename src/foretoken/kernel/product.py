@@ -73,16 +73,6 @@ def share(part, parts, count):
 
 
 @fused
-def words_of(k, form):
-    """Return the number of words in a column of k weights, in the form WHOLE, HALVED or DOTTED.
-
-    k: number of weights.
-    form: their form.
-    """
-    return k if form == WHOLE else (k + 1) // 2
-
-
-@fused
 def panel_at(w, panel, k, form):
     """Return the address of a panel.
 
@@ -92,7 +82,7 @@ def panel_at(w, panel, k, form):
     """
     if form >= QUANTISED:
         return w + panel * panel_bytes(k, form)
-    return w + panel * words_of(k, form) * COLUMNS * 4
+    return w + panel * (k if form == WHOLE else (k + 1) // 2) * COLUMNS * 4
 
 
 @fused
@@ -106,8 +96,8 @@ def columns_of(product, panel, y, y_row, after):
     after: address of the panel that is used next, which is fetched meanwhile.
     """
     m, form = product.m, product.form
-    x, x_row, words, per_word = product.x, product.x_row, words_of(product.k, form), 2 if form == HALVED else 1
-    at = product.w + panel * words * COLUMNS * 4
+    words, per_word = product.k if form == WHOLE else (product.k + 1) // 2, 2 if form == HALVED else 1
+    x, x_row, at = product.x, product.x_row, panel_at(product.w, panel, product.k, form)
     if form == DOTTED:
         x, form, per_word, x_row = product.bits, ROUNDED, PER_WORD, words * PER_WORD
     streamed, distance, most = streaming(form)

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from foretoken.kernel.addresses import bits_of
+from foretoken.kernel.addresses import bits_of, written
 from foretoken.kernel.compile import fused
 from foretoken.kernel.processor import DOTS
 from foretoken.kernel.simd import load
@@ -34,27 +32,21 @@ class BFloat(ir.Type):
         return hash(BFloat)
 
 
-@intrinsic
-def round_row(typing: Any, x: Any, out: Any) -> Any:
+@written(None, None)
+def round_row(b: Any, x: Any, out: Any) -> None:
     """Round the first n // 32 * 32 numbers of x to bfloat16.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     x: float32 [n].
     out: float32 [n // 32 * 16 or more]. The 32 bits of each of its numbers become two bfloat16, that with the even
         index in the lower half.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        row, row_out = (context.make_array(kind)(context, b, array) for kind, array in zip(s.args, args, strict=True))
-        many, pairs = ir.VectorType(ir.FloatType(), 2 * LANES), ir.VectorType(BFloat(), 2 * LANES)
-        base, base_out = b.bitcast(row.data, many.as_pointer()), b.bitcast(row_out.data, pairs.as_pointer())
-        length = b.extract_value(row.shape, 0)
-        with cgutils.for_range(b, b.udiv(length, length.type(2 * LANES))) as loop:
-            value = b.fptrunc(load(b, b.gep(base, [loop.index])), pairs)
-            b.store(value, b.gep(base_out, [loop.index])).align = 4
-        return context.get_dummy_value()
-
-    return types.void(x, out), generate
+    many, pairs = ir.VectorType(ir.FloatType(), 2 * LANES), ir.VectorType(BFloat(), 2 * LANES)
+    base, base_out = b.bitcast(x.data, many.as_pointer()), b.bitcast(out.data, pairs.as_pointer())
+    length = b.extract_value(x.shape, 0)
+    with cgutils.for_range(b, b.udiv(length, length.type(2 * LANES))) as loop:
+        value = b.fptrunc(load(b, b.gep(base, [loop.index])), pairs)
+        b.store(value, b.gep(base_out, [loop.index])).align = 4
 
 
 @fused

@@ -13,8 +13,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from foretoken.kernel.addresses import written
 from foretoken.kernel.sizes import LANES
 
 NEAR, FAR = 1, 2  # the processor's first cache and its second
@@ -24,17 +24,14 @@ NEAR, FAR = 1, 2  # the processor's first cache and its second
 AHEAD = 4096
 
 
-def lanes_of(context: Any, b: Any, kind: Any, row: Any) -> tuple[Callable[[Any], Any], Any]:
+def lanes_of(b: Any, row: Any) -> tuple[Callable[[Any], Any], Any]:
     """Return a function from i to a pointer to floats 16 i .. 16 i + 15 of a row, and the number of such chunks.
 
-    context: numba's context of the code that is compiled.
     b: the builder of the LLVM instructions.
-    kind: numba's type of the row, a float32 array with one axis.
-    row: the array [n]; 16 divides n.
+    row: the structure of a float32 array [n]; 16 divides n.
     """
-    array = context.make_array(kind)(context, b, row)
-    base = b.bitcast(array.data, ir.VectorType(ir.FloatType(), LANES).as_pointer())
-    length = b.extract_value(array.shape, 0)
+    base = b.bitcast(row.data, ir.VectorType(ir.FloatType(), LANES).as_pointer())
+    length = b.extract_value(row.shape, 0)
     return lambda i: b.gep(base, [i]), b.udiv(length, length.type(LANES))
 
 
@@ -163,104 +160,82 @@ def _exponentials(b: Any, chunks: Any, place: Any, place_out: Any, factor: Any, 
     return b.load(total)
 
 
-@intrinsic
-def softmax_row(typing: Any, x: Any, scale: Any, out: Any) -> Any:
+@written(None, types.float32, None, out=types.float64)
+def softmax_row(b: Any, x: Any, scale: Any, out: Any) -> Any:
     """Fill out with the softmax of scale x, and return the sum of exp(scale (x - max x)) in float64.
 
     The sum is NaN, and so is every entry, where x has NaN, +inf or nothing finite.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     x, out: float32 [n]; 16 divides n > 0. out may be x.
     scale: a float32 number.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        place, chunks = lanes_of(context, b, s.args[0], args[0])
-        place_out, _ = lanes_of(context, b, s.args[2], args[2])
-        wide = ir.VectorType(ir.DoubleType(), LANES)  # a float32 sum of a large vocabulary would be off by 1e-5
-        sums = _exponentials(b, chunks, place, place_out, spread(b, args[1]), wide)
-        parts = [b.extract_element(sums, ir.IntType(32)(lane)) for lane in range(LANES)]
-        while len(parts) > 1:
-            parts = [b.fadd(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
-        (summed,) = parts
-        share = spread(b, b.fptrunc(b.fdiv(ir.Constant(ir.DoubleType(), 1.0), summed), ir.FloatType()))
-        with cgutils.for_range(b, chunks) as loop:
-            b.store(b.fmul(load(b, place_out(loop.index)), share), place_out(loop.index)).align = 4
-        return summed
-
-    return types.float64(x, types.float32, out), generate
+    (place, chunks), (place_out, _) = lanes_of(b, x), lanes_of(b, out)
+    wide = ir.VectorType(ir.DoubleType(), LANES)  # a float32 sum of a large vocabulary would be off by 1e-5
+    sums = _exponentials(b, chunks, place, place_out, spread(b, scale), wide)
+    parts = [b.extract_element(sums, ir.IntType(32)(lane)) for lane in range(LANES)]
+    while len(parts) > 1:
+        parts = [b.fadd(parts[i], parts[i + 1]) for i in range(0, len(parts), 2)]
+    (summed,) = parts
+    share = spread(b, b.fptrunc(b.fdiv(ir.Constant(ir.DoubleType(), 1.0), summed), ir.FloatType()))
+    with cgutils.for_range(b, chunks) as loop:
+        b.store(b.fmul(load(b, place_out(loop.index)), share), place_out(loop.index)).align = 4
+    return summed
 
 
-@intrinsic
-def exp_row(typing: Any, x: Any) -> Any:
+@written(None, out=types.float32)
+def exp_row(b: Any, x: Any) -> Any:
     """Replace x by exp(x - max x), which is the softmax but for the division by the sum; return the sum in float32.
 
     The sum is NaN where x has NaN, +inf or nothing finite.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     x: float32 [n]; 16 divides n > 0.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        single = ir.FloatType()
-        place, chunks = lanes_of(context, b, s.args[0], args[0])
-        sums = _exponentials(b, chunks, place, place, None, ir.VectorType(single, LANES))
-        return call(b, f"llvm.vector.reduce.fadd.v{LANES}f32", single, single(0.0), sums, flags=("reassoc",))
-
-    return types.float32(x), generate
+    single = ir.FloatType()
+    place, chunks = lanes_of(b, x)
+    sums = _exponentials(b, chunks, place, place, None, ir.VectorType(single, LANES))
+    return call(b, f"llvm.vector.reduce.fadd.v{LANES}f32", single, single(0.0), sums, flags=("reassoc",))
 
 
-@intrinsic
-def gate_row(typing: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, curve: Any, out: Any) -> Any:
+@written(None, None, None, None, types.UniTuple(types.float32, 2), None)
+def gate_row(b: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, curve: Any, out: Any) -> None:
     """Fill out with act(gate + gate_bias) (up + up_bias), where act(a) = a sigmoid(a (c + d a^2)).
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     gate, up, gate_bias, up_bias, out: float32 [n]; 16 divides n.
     curve: the pair (c, d), which is sizes.SILU or sizes.GELU, in float32.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        *given, curve, out = args
-        rows = [lanes_of(context, b, kind, row)[0] for kind, row in zip(s.args, given, strict=False)]
-        place, chunks = lanes_of(context, b, s.args[5], out)
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        one, most = ir.Constant(vector, [1.0] * LANES), ir.Constant(vector, [88.0] * LANES)
-        linear, cubic = [spread(b, b.extract_value(curve, i)) for i in range(2)]
-        with cgutils.for_range(b, chunks) as loop:
-            gate, up, gate_bias, up_bias = [load(b, row(loop.index)) for row in rows]
-            gate, up = b.fadd(gate, gate_bias), b.fadd(up, up_bias)
-            away = b.fneg(b.fmul(gate, b.fadd(linear, b.fmul(cubic, b.fmul(gate, gate)))))
-            sigmoid = b.fdiv(one, b.fadd(one, exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
-            b.store(b.fmul(b.fmul(gate, sigmoid), up), place(loop.index)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(gate, up, gate_bias, up_bias, types.UniTuple(types.float32, 2), out), generate
+    rows = [lanes_of(b, row)[0] for row in (gate, up, gate_bias, up_bias)]
+    place, chunks = lanes_of(b, out)
+    vector = ir.VectorType(ir.FloatType(), LANES)
+    one, most = ir.Constant(vector, [1.0] * LANES), ir.Constant(vector, [88.0] * LANES)
+    linear, cubic = [spread(b, b.extract_value(curve, i)) for i in range(2)]
+    with cgutils.for_range(b, chunks) as loop:
+        gates, ups, gate_biases, up_biases = [load(b, row(loop.index)) for row in rows]
+        gates, ups = b.fadd(gates, gate_biases), b.fadd(ups, up_biases)
+        away = b.fneg(b.fmul(gates, b.fadd(linear, b.fmul(cubic, b.fmul(gates, gates)))))
+        sigmoid = b.fdiv(one, b.fadd(one, exp(b, b.select(b.fcmp_ordered(">", away, most), most, away))))
+        b.store(b.fmul(b.fmul(gates, sigmoid), ups), place(loop.index)).align = 4
 
 
-@intrinsic
-def turn_row(typing: Any, x: Any, cos: Any, sin: Any) -> Any:
+@written(None, None, None)
+def turn_row(b: Any, x: Any, cos: Any, sin: Any) -> None:
     """Apply the rotary embedding to one head of one node, in place.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     x: the head's numbers, float32 [n]; 32 divides n.
     cos, sin: the cosines and sines of the node's position, float32 [n].
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        (place, chunks), (cosine, _), (sine, _) = (
-            lanes_of(context, b, kind, row) for kind, row in zip(s.args, args, strict=True)
+    (place, chunks), (cosine, _), (sine, _) = (lanes_of(b, row) for row in (x, cos, sin))
+    half, fused = b.udiv(chunks, chunks.type(2)), ("contract",)
+    with cgutils.for_range(b, half) as loop:
+        both = loop.index, b.add(half, loop.index)
+        cosines, sines = [load(b, cosine(i)) for i in both], [load(b, sine(i)) for i in both]
+        one, two = (load(b, place(i)) for i in both)
+        turned = (
+            b.fsub(b.fmul(one, cosines[0], flags=fused), b.fmul(two, sines[0], flags=fused), flags=fused),
+            b.fadd(b.fmul(two, cosines[1], flags=fused), b.fmul(one, sines[1], flags=fused), flags=fused),
         )
-        half, fused = b.udiv(chunks, chunks.type(2)), ("contract",)
-        with cgutils.for_range(b, half) as loop:
-            both = loop.index, b.add(half, loop.index)
-            cosines, sines = [load(b, cosine(i)) for i in both], [load(b, sine(i)) for i in both]
-            one, two = (load(b, place(i)) for i in both)
-            turned = (
-                b.fsub(b.fmul(one, cosines[0], flags=fused), b.fmul(two, sines[0], flags=fused), flags=fused),
-                b.fadd(b.fmul(two, cosines[1], flags=fused), b.fmul(one, sines[1], flags=fused), flags=fused),
-            )
-            for value, i in zip(turned, both, strict=True):
-                b.store(value, place(i)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(x, cos, sin), generate
+        for value, i in zip(turned, both, strict=True):
+            b.store(value, place(i)).align = 4

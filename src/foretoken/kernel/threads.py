@@ -43,18 +43,6 @@ class Trials:
     seconds: float = float("inf")
     share: float = SOON
 
-    def learn(self, seconds: float, now: float) -> None:
-        """Take note of the time of a forward.
-
-        A faster forward counts at once, since other programs make forwards slower only; a slower one counts for a part.
-
-        seconds: time of the forward, or the mean of several.
-        now: time that all forwards of the size have taken so far, in seconds.
-        """
-        self.last, self.count = now, self.count + 1
-        faster = seconds < self.seconds
-        self.seconds = seconds if faster else self.seconds + NEWEST * (seconds - self.seconds)
-
 
 @dataclass
 class Run:
@@ -143,6 +131,8 @@ class ThreadChoice:
         size.seconds += seconds
         if compilations()[0] != compiled:  # compiling took longer than any forward: the time says nothing
             return
-        size.by_threads[threads].learn(seconds / run.forwards, size.seconds)
-        best = min(trials.seconds for trials in size.by_threads.values())
-        self.slowness[threads] = size.by_threads[threads].seconds / best
+        trials, each = size.by_threads[threads], seconds / run.forwards
+        trials.last, trials.count = size.seconds, trials.count + 1
+        # A faster forward counts at once, since other programs make forwards slower only; a slower one for a part.
+        trials.seconds = each if each < trials.seconds else trials.seconds + NEWEST * (each - trials.seconds)
+        self.slowness[threads] = trials.seconds / min(known.seconds for known in size.by_threads.values())

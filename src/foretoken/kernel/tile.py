@@ -22,13 +22,14 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from foretoken.kernel.addresses import written
 from foretoken.kernel.compile import fused, linked
 from foretoken.kernel.matrix_unit import GROUP, GROUPS_AHEAD, HIGH, matrix_tile
 from foretoken.kernel.processor import DOTS, MATRIX, WIDE
 from foretoken.kernel.rounding import ROUNDED, BFloat
-from foretoken.kernel.simd import AHEAD, FAR, NEAR, call, fetch, load, one_of, spread
+from foretoken.kernel.simd import AHEAD, FAR, NEAR, call, load, one_of, spread
+from foretoken.kernel.simd import fetch as fetch_line
 from foretoken.kernel.sizes import DOTTED, HALVED, LANES, WHOLE
 
 # WIDEST: the units of 16 columns of the widest tile, by its number of rows. It has enough sums to hide the time that an
@@ -48,13 +49,13 @@ LONG_CHUNK = 1024
 FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
-@intrinsic
-def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> Any:  # fmt: skip  # noqa: E501
+@written(*[types.intp] * 10, types.boolean, types.intp, types.intp)
+def tile(b: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
     """Compute one of TILES: y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c].
 
     It has `rows` rows and 16 `units` columns.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     number: rows + 16 units.
     form: form of w: WHOLE, HALVED or DOTTED.
     fetch: where memory is fetched to meanwhile: 0 nowhere, NEAR the first cache, FAR the second.
@@ -70,31 +71,61 @@ def tile(typing: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w:
     ahead: address of what is fetched.
     pace: bytes of it that are fetched for every 16 words of a line of w, which are those of one k or pair of k.
     """
-    index, flag = types.intp, types.boolean
-    signature = types.void(*[index] * 10, flag, index, index)
+    size, contract = x.type, ("contract",)
+    vector, whole = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
+    zero, half = ir.Constant(vector, [0.0] * LANES), ir.Constant(whole, [16] * LANES)
+    upper = ir.Constant(whole, [0xFFFF0000] * LANES)
+    pairs, dot = ir.VectorType(BFloat(), 2 * LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
+    x_base, y_base = (b.inttoptr(at, ir.FloatType().as_pointer()) for at in (x, y))
+    w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
 
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        number, form, fetch, x, x_row, w, w_row, length, y, y_row, fresh, ahead, pace = args
-        x_base, y_base = (b.inttoptr(at, ir.FloatType().as_pointer()) for at in (x, y))
-        size = x.type
+    def emit(rows: int, units: int, kind: int, fetches: int) -> None:
+        """Write the instructions of one tile."""
+        at = [b.gep(x_base, [b.mul(x_row, size(r))]) for r in range(rows)]
 
-        def emit(rows: int, units: int, kind: int, fetches: int) -> None:
-            at = [b.gep(x_base, [b.mul(x_row, size(r))]) for r in range(rows)]
-            out = [[b.gep(y_base, [b.add(b.mul(y_row, size(r)), size(u * LANES))]) for u in range(units)]
-                   for r in range(rows)]  # fmt: skip
-            _emit(b, kind, fetches, at, w, w_row, length, out, fresh, ahead, pace)
+        def place_of(row: int, unit: int) -> Any:
+            return b.bitcast(b.gep(y_base, [b.add(b.mul(y_row, size(row)), size(unit * LANES))]), vector.as_pointer())
 
-        cases = {
-            rows + 16 * units + 256 * kind + 1024 * fetches: partial(emit, rows, units, kind, fetches)
-            for rows, units in TILES
-            for kind in FORMS
-            for fetches in (0, NEAR, FAR)
-            if _used(rows, units, kind, fetches)
-        }
-        one_of(b, b.add(number, b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))), cases)
-        return context.get_dummy_value()
+        def fresh_or_stored(place: Any) -> Any:
+            return cgutils.alloca_once_value(b, b.select(fresh, zero, load(b, place)))
 
-    return signature, generate
+        def number_of(row: Any, index: Any) -> Any:
+            return spread(b, b.load(b.gep(row, [index])))
+
+        places = [[place_of(row, unit) for unit in range(units)] for row in range(rows)]
+        sums = [[fresh_or_stored(place) for place in of_row] for of_row in places]
+        with cgutils.for_range(b, words) as loop:
+            for u in range(units if fetches else 0):
+                passed = b.add(b.mul(loop.index, size(units)), size(u))
+                fetch_line(b, b.add(ahead, b.mul(passed, pace)), fetches)
+            line = b.gep(w_base, [b.mul(loop.index, w_row)])
+            loaded = [load(b, b.bitcast(b.gep(line, [size(u * LANES)]), whole.as_pointer())) for u in range(units)]
+            parts = [[b.bitcast(word, vector) for word in loaded]]
+            if kind == HALVED:
+                parts = [[b.bitcast(b.shl(word, half), vector) for word in loaded],
+                         [b.bitcast(b.and_(word, upper), vector) for word in loaded]]  # fmt: skip
+            for row, of_row in zip(at, sums, strict=True):
+                if kind == DOTTED:
+                    both = b.bitcast(number_of(row, loop.index), pairs)
+                    for word, total in zip(loaded, of_row, strict=True):
+                        b.store(call(b, dot, vector, b.load(total), both, b.bitcast(word, pairs)), total)
+                    continue
+                for i, weights in enumerate(parts):  # each sum in the order of k
+                    one = number_of(row, b.add(b.mul(loop.index, size(len(parts))), size(i)))
+                    for weight, total in zip(weights, of_row, strict=True):
+                        b.store(b.fadd(b.load(total), b.fmul(one, weight, flags=contract), flags=contract), total)
+        for of_row, totals in zip(places, sums, strict=True):
+            for place, total in zip(of_row, totals, strict=True):
+                b.store(b.load(total), place).align = 4
+
+    cases = {
+        rows + 16 * units + 256 * kind + 1024 * fetches: partial(emit, rows, units, kind, fetches)
+        for rows, units in TILES
+        for kind in FORMS
+        for fetches in (0, NEAR, FAR)
+        if _used(rows, units, kind, fetches)
+    }
+    one_of(b, b.add(number, b.add(b.shl(form, size(8)), b.shl(fetch, size(10)))), cases)
 
 
 def _used(rows: int, units: int, form: int, fetch: int) -> bool:
@@ -110,60 +141,6 @@ def _used(rows: int, units: int, form: int, fetch: int) -> bool:
     if fetch == NEAR:
         return rows > 2 or (rows == 2 and form != WHOLE and not WIDE)  # fewer rows do not go by in chunks
     return form == WHOLE or WIDE or rows == 1
-
-
-def _emit(b: Any, form: int, fetches: int, x_rows: list[Any], w: Any, w_row: Any, length: Any, out: list[list[Any]], fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
-    """Write the instructions of one tile.
-
-    b: the builder of the LLVM instructions.
-    form, fetches: as `form` and `fetch` of `tile`, as Python's numbers.
-    x_rows: a pointer to each row of x.
-    w, w_row, fresh, ahead, pace: as in `tile`.
-    length: number of words in a column.
-    out: for each row, pointers to its sums, 16 by 16.
-    """
-    vector = ir.VectorType(ir.FloatType(), LANES)
-    whole = ir.VectorType(ir.IntType(32), LANES)
-    size, contract = length.type, ("contract",)
-    zero = ir.Constant(vector, [0.0] * LANES)
-    w_base = b.inttoptr(w, ir.IntType(32).as_pointer())
-    places = [[b.bitcast(at, vector.as_pointer()) for at in of_row] for of_row in out]
-    sums = [[cgutils.alloca_once_value(b, b.select(fresh, zero, load(b, place))) for place in row] for row in places]
-    units = len(out[0])
-
-    def spread_of(at: Any, index: Any) -> Any:
-        return spread(b, b.load(b.gep(at, [index])))
-
-    with cgutils.for_range(b, length) as loop:
-        if fetches:
-            for u in range(units):
-                passed = b.add(b.mul(loop.index, size(units)), size(u))
-                fetch(b, b.add(ahead, b.mul(passed, pace)), fetches)
-        line = b.gep(w_base, [b.mul(loop.index, w_row)])
-        words = [load(b, b.bitcast(b.gep(line, [size(u * LANES)]), whole.as_pointer())) for u in range(units)]
-        if form == WHOLE:
-            parts = [[b.bitcast(word, vector) for word in words]]
-        elif form == HALVED:
-            upper = ir.Constant(whole, [0xFFFF0000] * LANES)
-            parts = [
-                [b.bitcast(b.shl(word, ir.Constant(whole, [16] * LANES)), vector) for word in words],
-                [b.bitcast(b.and_(word, upper), vector) for word in words],
-            ]
-        else:
-            parts = []
-            pairs, dot = ir.VectorType(BFloat(), 2 * LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
-            for at, of_row in zip(x_rows, sums, strict=True):
-                x = b.bitcast(spread_of(at, loop.index), pairs)
-                for word, total in zip(words, of_row, strict=True):
-                    b.store(call(b, dot, vector, b.load(total), x, b.bitcast(word, pairs)), total)
-        for at, of_row in zip(x_rows, sums, strict=True):
-            for i, weights in enumerate(parts):  # each sum in the order of k
-                x = spread_of(at, b.add(b.mul(loop.index, size(len(parts))), size(i)))
-                for weight, total in zip(weights, of_row, strict=True):
-                    b.store(b.fadd(b.load(total), b.fmul(x, weight, flags=contract), flags=contract), total)
-    for of_row, totals in zip(places, sums, strict=True):
-        for place, total in zip(of_row, totals, strict=True):
-            b.store(b.load(total), place).align = 4
 
 
 @fused

@@ -14,8 +14,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from foretoken.kernel.addresses import written
 from foretoken.kernel.compile import fused
 
 GATE = 32  # whole numbers of a gate, whose two counters lie in lines of memory of their own
@@ -31,68 +31,46 @@ PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(pl
 
 
 def counter(b: Any, address: Any) -> Any:
-    """Return a pointer to a counter.
-
-    b: the builder of the LLVM instructions.
-    address: the counter's address, an LLVM value.
-    """
+    """Return a pointer to the counter at an address, an LLVM value; b: the builder of the LLVM instructions."""
     return b.inttoptr(address, address.type.as_pointer())
 
 
-@intrinsic
-def seen(typing: Any, address: Any) -> Any:
+@written(types.intp, out=types.intp)
+def seen(b: Any, address: Any) -> Any:
     """Return a counter's value; what other threads wrote before they counted it up can be read from then on.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     address: the counter's address.
     """
-    return types.intp(types.intp), lambda context, b, s, args: b.load_atomic(counter(b, args[0]), "acquire", 8)
+    return b.load_atomic(counter(b, address), "acquire", 8)
 
 
-@intrinsic
-def count_up(typing: Any, address: Any) -> Any:
+@written(types.intp)
+def count_up(b: Any, address: Any) -> None:
     """Add 1 to a counter, as one operation.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     address: the counter's address.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        b.atomic_rmw("add", counter(b, args[0]), args[0].type(1), "acq_rel")
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
+    b.atomic_rmw("add", counter(b, address), address.type(1), "acq_rel")
 
 
-@intrinsic
-def swapped(typing: Any, address: Any, old: Any, new: Any) -> Any:
+@written(types.intp, types.intp, types.intp, out=types.boolean)
+def swapped(b: Any, address: Any, old: Any, new: Any) -> Any:
     """Put `new` in the place of a counter's value if that is `old`, as one operation; return whether it was.
 
-    typing: numba's typing context, unused.
+    b: the builder of the LLVM instructions.
     address: the counter's address.
     old, new: whole numbers.
     """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        both = b.cmpxchg(counter(b, args[0]), args[1], args[2], "acq_rel", "acquire")
-        return b.extract_value(both, 1)
-
-    return types.boolean(types.intp, types.intp, types.intp), generate
+    return b.extract_value(b.cmpxchg(counter(b, address), old, new, "acq_rel", "acquire"), 1)
 
 
-@intrinsic
-def pause(typing: Any) -> Any:
-    """Let the processor rest for a moment in a loop that waits, if it has an instruction for that.
-
-    typing: numba's typing context, unused.
-    """
-
-    def generate(context: Any, b: Any, s: Any, args: Any) -> Any:
-        if PAUSE:
-            b.call(b.module.declare_intrinsic(PAUSE, (), ir.FunctionType(ir.VoidType(), [])), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
+@written()
+def pause(b: Any) -> None:
+    """Let the processor rest in a loop that waits, if it has an instruction for that; b: the builder."""
+    if PAUSE:
+        b.call(b.module.declare_intrinsic(PAUSE, (), ir.FunctionType(ir.VoidType(), [])), [])
 
 
 @fused

@@ -11,7 +11,6 @@ has grown because nothing is drawn: the tree is a function of the text so far.
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,12 +59,7 @@ class RankedTree(TreePolicy):
     @property
     def max_nodes(self) -> int:
         """The root, and the largest number of nodes that the drafter scores, or the budget if that is larger."""
-        return 1 + max(self.budget, self.max_scored * self.depth)
-
-    @property
-    @abstractmethod
-    def max_scored(self) -> int:
-        """The largest number of nodes of one level that get children."""
+        return 1 + max(self.budget, self.max_draws * self.depth)
 
     @property
     def max_draws(self) -> int:
@@ -88,9 +82,6 @@ class RankedTree(TreePolicy):
         level = plans[0].memo[1] + 1
         scores = np.log(np.maximum(weights_of(draws, q), NEVER)) + np.array([[plan.memo[0]] for plan in plans])
         return [[(score, level) for score in row] for row in scores.tolist()]
-
-    @abstractmethod
-    def select(self, states: Sequence[Scored], first: int) -> list[int]: ...
 
     def keep(self, states: Sequence[Scored]) -> list[int]:
         return sorted([0, *best(states, 1, self.budget)])
@@ -118,10 +109,6 @@ class DynamicTree(RankedTree):
 
     width: int = WIDTH
     depth: int = DEPTH
-
-    @property
-    def max_scored(self) -> int:
-        return self.max_draws
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:
@@ -153,8 +140,8 @@ class OptTree(RankedTree):
     threshold: float = THRESHOLD
 
     @property
-    def max_scored(self) -> int:
-        return self.budget
+    def max_nodes(self) -> int:
+        return 1 + self.budget * max(self.depth, 1)
 
     def select(self, states: Sequence[Scored], first: int) -> list[int]:
         if states[-1][1] >= self.depth:

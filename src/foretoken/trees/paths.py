@@ -7,7 +7,6 @@ Source: Thomas et al. 2026, Dynamic Delayed Tree Expansion, arXiv:2602.16994, wh
 Thomas and Pal 2026, Greedy Multi-Path Block Verification, arXiv:2602.16961, which branches at the root.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +60,8 @@ class PathTree(TreePolicy):
     def grow(
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
     ) -> list[list[Place]]:
-        grown: list[list[Place]] = []
-        for plan, drawn in zip(plans, draws, strict=True):
-            paths = Counter(drawn)
-            grown.append([(plan.memo, paths[token]) for token in drawn])
-        return grown
+        pairs = zip(plans, draws, strict=True)
+        return [[(plan.memo, drawn.count(token)) for token in drawn] for plan, drawn in pairs]
 
     def select(self, states: Sequence[Place], first: int) -> list[int]:
         return [i for i in range(first, len(states)) if states[i][0] < self.trunk + self.length]
