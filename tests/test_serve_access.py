@@ -7,7 +7,7 @@ import pytest
 
 import serving
 from foretoken.core.errors import ForetokenError
-from foretoken.serve.guards import Guarded, from_other_site
+from foretoken.serve.guards import from_other_site, guarded
 from foretoken.serve.settings import KEYS, Settings
 from limited import engine as engine  # fixtures
 from limited import error
@@ -79,7 +79,7 @@ def test_the_name_that_the_server_is_bound_to_is_its_own():
             answered.append(message.get("status"))
 
         scope = {"type": "http", "path": "/", "server": address, "headers": [(b"host", host)]}
-        await Guarded(app, partial(from_other_site, "mine", ()))(scope, None, send)
+        await guarded(app, partial(from_other_site, "mine", ()))(scope, None, send)
         return answered.pop(0)
 
     assert asyncio.run(asked(("127.0.0.1", 80), b"mine:80")) == "/"

@@ -19,8 +19,8 @@ from foretoken.core.sampling import Sampling
 from foretoken.models.text import TextStream
 from foretoken.serve.answer import Choice
 from foretoken.serve.app import create_app
+from foretoken.serve.forms import Spelling
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
-from foretoken.serve.logprobs import Spelling
 from foretoken.serve.logs import Json, Text
 from foretoken.serve.settings import Settings
 from limited import LONG, error

@@ -13,7 +13,6 @@ from foretoken.draft.store import Store
 from foretoken.serve import batch
 from foretoken.serve.batch import Batch, Ticket
 from foretoken.serve.errors import ApiError
-from foretoken.serve.jobs import StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
 from listening import PATIENCE, Listener, Raises, asked, finish, job, load, saved, started
@@ -419,9 +418,8 @@ def test_log_probabilities_are_the_models_own(folders, temperature, tree):
             assert [token for token, _ in x.top] == row.topk(2).indices.tolist()
             assert [logprob for _, logprob in x.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-9)
         trees = [step.tree for step in listener.steps]
-        assert all(isinstance(tree, StepTree) for tree in trees)
-        assert [len(tree.tokens) - 1 for tree in trees] == [step.num_drafted for step in listener.steps]
-        accepted = [[tree.tokens[node] for node in tree.path[1:]] for tree in trees]
+        assert [len(tree["tokens"]) - 1 for tree in trees] == [step.num_drafted for step in listener.steps]
+        accepted = [[tree["tokens"][node] for node in tree["path"][1:]] for tree in trees]
         assert all(
             list(step.token_ids[: len(x)]) == x[: len(step.token_ids)]
             for step, x in zip(listener.steps, accepted, strict=True)

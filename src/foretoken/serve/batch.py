@@ -16,11 +16,10 @@ from foretoken.decode import Decoder, NoDrafter
 from foretoken.engine import Engine, read_step
 from foretoken.models.text import TextStream
 from foretoken.serve.errors import ApiError, unavailable
-from foretoken.serve.jobs import Deliver, Job, Progress, StepTree, TokenLogprob
+from foretoken.serve.jobs import Deliver, Job, Progress, TokenLogprob
 from foretoken.serve.prefill import Prefill
 from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
-from foretoken.serve.scoring import prompt_logprobs
-from foretoken.serve.watch import step_logprobs
+from foretoken.serve.scoring import prompt_logprobs, step_logprobs
 
 log = logging.getLogger(__name__)
 GOOD_STEPS = 1000  # steps without a failure after which rows that were given up for lack of memory are tried again
@@ -64,7 +63,7 @@ class Text:
     num_cached: int = 0
     waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
-    tree: StepTree | None = None
+    tree: dict[str, tuple[int, ...]] | None = None
     scoring: Iterator[tuple[TokenLogprob, ...]] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -235,9 +234,20 @@ class Batch:
             self._step_s = time.perf_counter() - began
 
     def _read(self, text: Text) -> list[Block] | None:
-        """Read the next piece of a text's prompt. Returns its blocks once all of them are read, None before."""
+        """Read the next piece of a text's prompt, after it is scored where the job asks for that.
+
+        Returns its blocks once all of them are read, None before. Where no tokens are to follow, nothing is read.
+        """
         if text.scoring is not None:
-            return self._score(text, text.scoring)
+            if (piece := next(text.scoring, None)) is not None:
+                text.prompt_logprobs += piece
+                return None
+            text.scoring = None
+            if not text.sequence.max_new_tokens:
+                scored, waited = text.prompt_logprobs, text.waited_s
+                end = Progress("", (), (), 0, waited_s=waited, finish_reason="length", prompt_logprobs=scored)
+                tell(text.ticket, end)
+                return []
         if not self.prefill.busy:
             chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
             num_cached = BLOCK * len(chain)
@@ -247,24 +257,6 @@ class Batch:
                 return chain
             self.prefill.begin(text.sequence, chain)
         return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
-
-    def _score(self, text: Text, scoring: Iterator[tuple[TokenLogprob, ...]]) -> list[Block] | None:
-        """Score the next piece of a text's prompt.
-
-        Returns no blocks once all of it is scored and no tokens are to follow, else None: it is still to be read.
-        """
-        piece = next(scoring, None)
-        if piece is not None:
-            text.prompt_logprobs += piece
-            return None
-        text.scoring = None
-        if text.sequence.max_new_tokens:
-            return None
-        scored = text.prompt_logprobs
-        tell(
-            text.ticket, Progress("", (), (), 0, prompt_logprobs=scored, waited_s=text.waited_s, finish_reason="length")
-        )
-        return []
 
     def _step(self) -> None:
         """Take one step for every text with a row, and deliver what it brought."""
@@ -376,12 +368,10 @@ class Batch:
                 del self._texts[sequence]
                 if not sequence.finished:  # at a stop string
                     decoder.leave(sequence)
-            origins = step.origins[: len(tokens)]
-            shown, tree = text.logprobs[: len(tokens)], text.tree
-            cached, waited, drafted = text.num_cached, text.waited_s, step.num_drafted
-            scored, text.prompt_logprobs = text.prompt_logprobs, ()
-            news = Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason, scored)
-            tell(text.ticket, news)
+            origins, shown = step.origins[: len(tokens)], text.logprobs[: len(tokens)]
+            known = text.tree, text.num_cached, text.waited_s, reason, text.prompt_logprobs
+            text.prompt_logprobs = ()
+            tell(text.ticket, Progress(new, tuple(tokens), origins, step.num_drafted, shown, *known))
 
     def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
         """Keep what the jobs ask for besides their tokens; this is the decoder's observer."""
@@ -390,7 +380,7 @@ class Batch:
         if job.top_logprobs is not None:
             text.logprobs = step_logprobs(tree, scores, path, token, job.top_logprobs)
         if job.shows_trees:
-            text.tree = StepTree(tree.tokens, tree.parents, path)
+            text.tree = {"tokens": tree.tokens, "parents": tree.parents, "path": path}
 
     def _fail(self, text: Text, error: Exception) -> None:
         del self._texts[text.sequence]

@@ -106,19 +106,16 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """Return the response to a request whose body has wrong fields. error: pydantic's findings."""
+    """Return the response to a request whose body has wrong fields, which are pydantic's `error`."""
     assert isinstance(error, RequestValidationError)
-    return invalid(error.errors(), error.body).response
+    return _invalid(error.errors(), error.body).response
 
 
-def invalid(errors: Sequence[Any], body: Any) -> ApiError:
+def _invalid(errors: Sequence[Any], body: Any) -> ApiError:
     """Return the ApiError 400 for a body with wrong fields: one sentence about the first of them.
 
     Where a field may have one of several types, pydantic reports errors for each type; the sentence is about those that
     lie deepest in the body.
-
-    errors: pydantic's, at least one.
-    body: what the client sent.
     """
     found = errors[0]
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}

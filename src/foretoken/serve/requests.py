@@ -8,7 +8,6 @@ from typing import Any
 from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
-from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
 from foretoken.serve.calls import CallForm
 from foretoken.serve.errors import ApiError, refusing
@@ -40,9 +39,7 @@ class Asked:
     n: number of choices of each prompt.
     seed: that of choice 0.
     stream: whether the text is sent as it grows.
-    usage: whether a stream ends with a chunk of usage and metrics.
-    usage_so_far: whether each chunk of a stream has the usage up to it.
-    steps: whether each chunk of a stream shows the step it comes from.
+    options: what a stream sends besides the text.
     echoed: the prompt's text before each choice; None where it was not asked for.
     calls: how tool calls are written in the texts; None where none are read.
     """
@@ -51,9 +48,7 @@ class Asked:
     n: int
     seed: int
     stream: bool
-    usage: bool
-    usage_so_far: bool
-    steps: bool
+    options: StreamOptions
     echoed: tuple[str, ...] | None = None
     calls: CallForm | None = None
 
@@ -117,8 +112,7 @@ class Intake:
             texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
             echoed = tuple(text for text in texts for _ in range(n))
         new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        asked = self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
-        return replace(asked, jobs=tuple(replace(job, scores_prompt=scores) for job in asked.jobs))
+        return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, scores, echoed)
 
     def tokenize(self, body: TokenizeRequest) -> list[int]:
         """Return the token ids of the text or the conversation in `body`."""
@@ -151,6 +145,7 @@ class Intake:
         max_new_tokens: int,
         top_logprobs: int | None,
         eos_ids: frozenset[int],
+        scores_prompt: bool = False,
         echoed: tuple[str, ...] | None = None,
         calls: CallForm | None = None,
     ) -> Asked:
@@ -158,7 +153,7 @@ class Intake:
 
         body: the request as the client sent it.
         prompts: token ids of each prompt.
-        max_new_tokens, top_logprobs: as in `Job`.
+        max_new_tokens, top_logprobs, scores_prompt: as in `Job`.
         eos_ids: tokens that end a text, unless the request ignores them.
         echoed, calls: as in `Asked`.
         """
@@ -174,29 +169,26 @@ class Intake:
             first = str(error).split(" ", 1)[0]  # where it is the name of a field, that is the field that is wrong
             raise ApiError(400, str(error), first if first in type(body).model_fields else None) from error
         options = body.stream_options or StreamOptions()
-        steps = bool(options.include_steps)
         # A seed that the client names fixes the text: where drafts depend on measured times, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
         grammar, param = grammar_of(body, calls, self.tokenizer)
+
+        def held(ids: list[int]) -> Sampling:  # to the grammar, by a parser of its own
+            if grammar is None:
+                return sampling
+            with refusing(param):
+                constraint = grammar.constraint(self.tokenizer, ends, len(ids))
+            return replace(sampling, processors=(*sampling.processors, constraint))
+
+        alike = max_new_tokens, ends, stops, top_logprobs, depth, bool(options.include_steps), scores_prompt
         jobs = [
-            Job(
-                tuple(ids),
-                self._held(sampling, grammar, ends, len(ids), param),
-                (seed + i * n + k) % SEEDS,
-                max_new_tokens,
-                ends,
-                stops,
-                top_logprobs,
-                depth,
-                steps,
-            )
+            Job(tuple(ids), held(ids), (seed + i * n + k) % SEEDS, *alike)
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        stream, usage, so_far = map(bool, (body.stream, options.include_usage, options.continuous_usage_stats))
-        return Asked(tuple(jobs), n, seed, stream, usage, so_far, steps, echoed, calls)
+        return Asked(tuple(jobs), n, seed, bool(body.stream), options, echoed, calls)
 
     def _sampling(self, body: Sampled) -> Sampling:
         """Return the sampling settings of `body`; those left out have OpenAI's defaults, which `Sampling` has too."""
@@ -210,19 +202,6 @@ class Intake:
                 raise ForetokenError(f"logit_bias has token id {token[:20]!a}: ids go from 0 to {size - 1}.")
             bias[int(token)] = added
         return Sampling(**given, logit_bias=bias)
-
-    def _held(
-        self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int, param: str
-    ) -> Sampling:
-        """Return the sampling settings of one text, held to `grammar` by a parser of its own.
-
-        ends: ids that end the text. num_prompt: number of ids of its prompt. param: the field that an error names.
-        """
-        if grammar is None:
-            return sampling
-        with refusing(param):
-            constraint = grammar.constraint(self.tokenizer, ends, num_prompt)
-        return replace(sampling, processors=(*sampling.processors, constraint))
 
     def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
         """Return the ids that the chat template writes for messages and tools."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from foretoken.core.messages import check_text
 from foretoken.engine import Engine
 from foretoken.serve.errors import too_long, unavailable
-from foretoken.serve.logprobs import Spelling
+from foretoken.serve.forms import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Intake
