@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread, current_thread
+from threading import Event, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,37 +24,23 @@ from foretoken.serve.settings import Settings
 from replicas import PATIENCE, wait_until_two
 from replicas import engine as engine  # fixtures
 from replicas import folder as folder
-from serving import COMPLETION
+from serving import COMPLETION, Process, process
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 
 @pytest.fixture
-def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """`foretoken serve --ray 1` with a Ray of its own; its address, and the lines that it goes on to write."""
+def command(folder: Path) -> Iterator[Process]:
+    """`foretoken serve --ray 1` with a Ray of its own."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[cluster]'")
-    models = ["target", "--drafter", "drafter", "--tree", "chain:3", "--compile", "off"]  # in the folder where it runs
-    line = [sys.executable, "-m", "foretoken", "serve", *models, "--ray", "1", "--port", "0", "--log", "json"]
-    line += ["--max-replicas", "2", "--max-batch", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
-    environment["RAY_ADDRESS"] = "local"
-    told: list[str] = []
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as running:
-        stderr = running.stderr
-        for each in stderr:
-            told.append(each)
-            if "listens on" in each:
-                break
-        else:
-            pytest.fail("it ended before it listened: " + "".join(told))
-        Thread(target=lambda: told.extend(stderr), daemon=True).start()
-        yield running, re.search(r"http://[0-9.:]+", told[-1])[0], told
-        running.kill()
+    line = ["target", "--drafter", "drafter", "--tree", "chain:3", "--ray", "1", "--max-replicas", "2", "--max-batch"]
+    with process(*line, "1", folder=folder, RAY_ADDRESS="local") as running:  # models: in the folder where it runs
+        yield running
 
 
 @pytest.mark.slow
 def test_replicas_come_with_the_requests(command):
-    _, url, _ = command
+    url = command.url
     body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
     two = Event()
 
@@ -75,7 +60,7 @@ def test_replicas_come_with_the_requests(command):
 
 @pytest.mark.slow
 def test_the_command_serves_and_drains(command, engine):
-    running, url, told = command
+    running, url = command.running, command.url
     assert httpx.get(url + "/ready", headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 403
     body = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
@@ -91,17 +76,16 @@ def test_the_command_serves_and_drains(command, engine):
     text = "".join(event["choices"][0]["text"] for event in events)
     endless = replace(engine, eos_ids=frozenset())
     assert text == endless.generate("abc", max_new_tokens=1200, temperature=0.0).text
-    assert running.wait(PATIENCE) == 0
-    assert any("drains" in line for line in told)
+    assert "drains" in command.ends()
     with pytest.raises(httpx.ConnectError):
         httpx.get(url + "/health")
 
 
 @pytest.mark.slow
 def test_the_second_signal_ends_at_once(command):
-    running, url, _ = command
+    running = command.running
     body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
+    with httpx.stream("POST", command.url + COMPLETION, json=body, timeout=PATIENCE) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         running.send_signal(signal.SIGINT)

@@ -14,12 +14,13 @@ from limited import server as server
 from serving import CHAT, COMPLETION, USER
 
 
+def held_to(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
 def nested(depth):
     """A schema of objects in objects."""
-    schema = {}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"x": schema}}
-    return schema
+    return {"type": "object", "properties": {"x": nested(depth - 1)}} if depth else {}
 
 
 @pytest.mark.parametrize(
@@ -32,11 +33,7 @@ def nested(depth):
         ({"prompt": "a", " ": 1}, " ", "Unknown field ' '"),
         ({"stream_options": {"continuous_usage_stats": True}}, "stream_options", "is for stream"),
         ({"stream_options": {"chunk_size": 1}}, "stream_options.chunk_size", "Unknown field"),
-        (
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-            "stream_options.include_obfuscation",
-            "must be: False.",
-        ),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "must be: False."),
         ({"stream_options": {"include_usage": True}}, "stream_options", "is for stream"),
         ({"prompt": 5}, "prompt", "a valid string or a valid list"),
         ({"prompt": ["a", 5]}, "prompt.1", "a valid string"),
@@ -74,25 +71,13 @@ def nested(depth):
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_object'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
         ({"response_format": "json"}, "response_format", "must be: an object."),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": nested(200)}}},
-            "response_format",
-            "is nested too deeply",
-        ),
+        (held_to(nested(200)), "response_format", "is nested too deeply"),
         ({"structured_outputs": {"regex": "(" * 9000}}, "structured_outputs", "is not understood"),
         ({"x" * 9000: 1}, "x" * 100, "Unknown field xxx"),
-        (  # compiles, and has no text
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
-            "response_format",
-            "has no text",
-        ),
+        (held_to({"$ref": "#"}), "response_format", "has no text"),  # though it compiles
         ({"structured_outputs": {"grammar": "start: start"}}, "structured_outputs", "has no text"),
         ({"stop": ["a"] * 17}, "stop", "should have at most 16 items after validation, not 17."),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
-            "response_format",
-            "cannot be enforced",
-        ),
+        (held_to({"type": "x"}), "response_format", "cannot be enforced"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "leave out either"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs", "unclosed group"),
         ({"structured_outputs": {"choice": ["a", "\ud800"]}}, "structured_outputs", "Choice 2 is not valid Unicode"),
@@ -115,11 +100,7 @@ def test_bad_completions_are_told_by_name(server, body, param, says):
         ({"messages": "hi"}, "messages", "a valid list"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "Only system, user and assistant"),
         ({"messages": [{"role": "user", "content": "x", "image": "a"}]}, "messages.0.image", "Unknown field"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-            "messages.0.content.0.type",
-            "'text'",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),
         ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens", "mean the same"),
         ({"top_logprobs": 1}, "top_logprobs", "needs logprobs"),
         ({"logprobs": 1}, "logprobs", "a valid boolean"),
@@ -140,17 +121,9 @@ def test_bad_chats_are_told_by_name(server, body, param, says):
 
 
 def test_bodies_that_are_none(server):
-    for content, kind in (
-        (b"{", "application/json"),
-        (b"[" * 10_000, "application/json"),
-        (b"\xff", "application/json"),
-        (b"[]", "application/json"),
-        (b"5", "application/json"),
-        (b"", "application/json"),
-        (b'{"prompt": "x"}', "text/plain"),
-        (b'{"prompt": "x", "\\ud800": 1}', "application/json"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json"),
-    ):
+    bodies = [b"{", b"[" * 10_000, b"\xff", b"[]", b"5", b"", b'{"prompt": "x", "\\ud800": 1}']
+    bodies += [b'{"seed": ' + b"9" * 5000 + b"}"]
+    for content, kind in [*((body, "application/json") for body in bodies), (b'{"prompt": "x"}', "text/plain")]:
         error(server.client.post(COMPLETION, content=content, headers={"content-type": kind}))
 
 
@@ -176,14 +149,8 @@ def test_fuzzed_bodies_are_never_the_servers_fault(server):
 
 
 def test_large_bodies_are_refused(server):
-    large = {"prompt": "x" * 20_000}
-    assert "20000 bytes" in error(server.post(COMPLETION, large), 413)["message"]
-
-    def pieces():
-        for _ in range(30):
-            yield b" " * 1000
-
-    error(server.client.post(COMPLETION, content=pieces()), 413)
+    assert "20000 bytes" in error(server.post(COMPLETION, {"prompt": "x" * 20_000}), 413)["message"]
+    error(server.client.post(COMPLETION, content=iter([b" " * 1000] * 30)), 413)
 
 
 def test_who_sends_a_large_body_slowly_reads_why_it_is_refused(server):
@@ -206,15 +173,14 @@ def test_the_models_own_context_is_refused_like_one_that_is_named(engine):
     assert f"the context of {serving.NAME} is " in told["message"]
 
 
-def test_the_context_is_a_limit(server, engine):
+def test_the_context_is_a_limit(engine):
     with serving.served(engine, context=32) as narrow:
-        for body, path in (
-            ({"prompt": "x" * 32}, COMPLETION),
-            ({"messages": [{"role": "user", "content": "x" * 40}]}, CHAT),
+        for path, param, given in (
+            (COMPLETION, "prompt", "x" * 32),
+            (CHAT, "messages", [{"role": "user", "content": "x" * 40}]),
         ):
-            told = error(narrow.post(path, body))
-            assert told["code"] == "context_length_exceeded"
-            assert told["param"] in ("prompt", "messages")
+            told = error(narrow.post(path, {param: given}))
+            assert (told["code"], told["param"]) == ("context_length_exceeded", param)
         whole = narrow.post(COMPLETION, {"prompt": "x" * 20, "max_tokens": 100, "ignore_eos": True}).json()
         assert whole["usage"]["total_tokens"] == 32
         assert whole["choices"][0]["finish_reason"] == "length"

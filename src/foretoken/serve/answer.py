@@ -19,9 +19,9 @@ from foretoken.serve.errors import ApiError, too_long
 from foretoken.serve.forms import Form
 from foretoken.serve.guards import LINGER_S
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
+from foretoken.serve.metrics import Tally
 from foretoken.serve.requests import Asked
 from foretoken.serve.service import Service
-from foretoken.serve.tally import Tally
 from foretoken.version import __version__
 
 
@@ -158,8 +158,7 @@ class Answer(Response):
         queue: asyncio.Queue[tuple[int, Progress | ApiError]] = asyncio.Queue()
 
         def deliver(index: int, came: Progress | ApiError) -> None:
-            with suppress(RuntimeError):  # the loop is closed: the server ended
-                loop.call_soon_threadsafe(queue.put_nowait, (index, came))
+            loop.call_soon_threadsafe(queue.put_nowait, (index, came))
 
         for index, job in enumerate(self.asked.jobs):
             self.tickets[index] = self.service.worker.submit(job, partial(deliver, index))

@@ -101,21 +101,17 @@ class KeepingDecoder(Decoder):
 class Batch:
     """The texts in work: those whose prompts are still being read, and those with a row in the decoder.
 
+    engine: the models and their settings, with a tokenizer.
+    size: the most texts at once.
+    context: the most ids of one text, its prompt included.
+    cache_bytes: the most memory of the prefix cache, in bytes.
     cache: the prefix cache.
     prefill: reads prompts piece by piece.
     num_tokens: number of tokens so far: of all prompts that were taken into work, and of the texts that followed.
     """
 
     def __init__(self, engine: Engine, size: int, context: int, cache_bytes: int) -> None:
-        """Open the decoder.
-
-        engine: the models and their settings, with a tokenizer.
-        size: the most texts at once.
-        context: the most ids of one text, its prompt included.
-        cache_bytes: the most memory of the prefix cache, in bytes.
-        """
-        self._engine = engine
-        self._size, self._context = size, context
+        self._engine, self._size, self._context = engine, size, context
         self._reading: deque[Text] = deque()
         self._texts: dict[Sequence, Text] = {}
         self._drafter: Drafter = engine.drafter
@@ -389,14 +385,12 @@ class Batch:
 
 
 def tell(ticket: Ticket, news: Progress | ApiError) -> None:
-    """Deliver `news` of the job of `ticket`, unless it is cancelled; where that raises, the job is cancelled."""
-    if ticket.cancelled:
-        return
-    try:
-        ticket.deliver(news)
-    except Exception:
-        log.exception("A job's news could not be delivered; it is cancelled.")
-        ticket.cancelled = True
+    """Deliver `news` of the job of `ticket`, unless it is cancelled."""
+    if not ticket.cancelled:
+        try:
+            ticket.deliver(news)
+        except RuntimeError:  # the event loop is closed in which it is read: the server ended
+            ticket.cancelled = True
 
 
 def failure(error: Exception) -> ApiError:

@@ -83,5 +83,5 @@ class Progress:
 
 
 # Called on the model's thread, once per step and at last with a finish reason or the error that is the answer; it must
-# return at once.
+# return at once. RuntimeError from it means that nobody waits for the job any more.
 Deliver = Callable[[Progress | ApiError], None]

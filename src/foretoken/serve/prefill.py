@@ -17,15 +17,12 @@ STEPS = 1.0  # a piece is to take as long as so many steps of the texts in work
 class Prefill:
     """Reads one prompt at a time, in a decoder of one row, and keeps what it read in the prefix cache.
 
+    open_one: returns a new decoder of one row.
+    cache: the prefix cache.
     chain: the blocks of the prompt that are read, in order.
     """
 
     def __init__(self, open_one: Callable[[], Decoder], cache: PrefixCache) -> None:
-        """Prepare to read prompts.
-
-        open_one: returns a new decoder of one row.
-        cache: the prefix cache.
-        """
         self._open_one, self._cache = open_one, cache
         self._decoder: Decoder | None = None  # its row holds the prompt that is being read
         self._token_s = 0.0  # seconds that one id took in the last piece

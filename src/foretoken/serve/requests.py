@@ -9,21 +9,10 @@ from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
 from foretoken.models.text import turn_end
+from foretoken.serve import schema
 from foretoken.serve.calls import CallForm
 from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.jobs import Job
-from foretoken.serve.schema import (
-    COMPLETION_TOKENS,
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Named,
-    Sampled,
-    StreamOptions,
-    TokenizeRequest,
-    Tool,
-)
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
@@ -48,7 +37,7 @@ class Asked:
     n: int
     seed: int
     stream: bool
-    options: StreamOptions
+    options: schema.StreamOptions
     echoed: tuple[str, ...] | None = None
     calls: CallForm | None = None
 
@@ -75,7 +64,7 @@ class Intake:
         self.use = tool_use(engine.tokenizer)
         self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
 
-    def chat(self, body: ChatRequest) -> Asked:
+    def chat(self, body: schema.ChatRequest) -> Asked:
         """Return the checked request for an answer to a conversation. body: the request as the client sent it."""
         self._check_model(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -88,7 +77,7 @@ class Intake:
         new = body.max_tokens or body.max_completion_tokens or self.context
         return self._asked(body, [ids], new, top, self.turn_ends, calls=calls)
 
-    def completion(self, body: CompletionRequest) -> Asked:
+    def completion(self, body: schema.CompletionRequest) -> Asked:
         """Return the checked request for a continuation of each prompt. body: the request as the client sent it."""
         self._check_model(body)
         scores = bool(body.echo) and body.logprobs is not None
@@ -111,10 +100,10 @@ class Intake:
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
             echoed = tuple(text for text in texts for _ in range(n))
-        new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        new = schema.COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, scores, echoed)
 
-    def tokenize(self, body: TokenizeRequest) -> list[int]:
+    def tokenize(self, body: schema.TokenizeRequest) -> list[int]:
         """Return the token ids of the text or the conversation in `body`."""
         self._check_model(body)
         if (body.prompt is None) is (body.messages is None):
@@ -125,7 +114,7 @@ class Intake:
             raise ApiError(400, "tools is for messages: give some, or leave it out.", "tools")
         return self._encode(body.prompt, "The prompt", "prompt")
 
-    def detokenize(self, body: DetokenizeRequest) -> str:
+    def detokenize(self, body: schema.DetokenizeRequest) -> str:
         """Return the text of the token ids in `body`, special tokens included."""
         self._check_model(body)
         bad = [x for x in body.tokens if not 0 <= x < self.engine.target.vocab_size]
@@ -140,7 +129,7 @@ class Intake:
 
     def _asked(
         self,
-        body: Sampled,
+        body: schema.Sampled,
         prompts: list[list[int]],
         max_new_tokens: int,
         top_logprobs: int | None,
@@ -168,7 +157,7 @@ class Intake:
         except ForetokenError as error:
             first = str(error).split(" ", 1)[0]  # where it is the name of a field, that is the field that is wrong
             raise ApiError(400, str(error), first if first in type(body).model_fields else None) from error
-        options = body.stream_options or StreamOptions()
+        options = body.stream_options or schema.StreamOptions()
         # A seed that the client names fixes the text: where drafts depend on measured times, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
@@ -190,7 +179,7 @@ class Intake:
         ]
         return Asked(tuple(jobs), n, seed, bool(body.stream), options, echoed, calls)
 
-    def _sampling(self, body: Sampled) -> Sampling:
+    def _sampling(self, body: schema.Sampled) -> Sampling:
         """Return the sampling settings of `body`; those left out have OpenAI's defaults, which `Sampling` has too."""
         given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         bias: dict[int, float] = {}
@@ -203,7 +192,7 @@ class Intake:
             bias[int(token)] = added
         return Sampling(**given, logit_bias=bias)
 
-    def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
+    def _conversation(self, messages: Sequence[schema.ChatMessage], tools: Sequence[schema.Tool] | None) -> list[int]:
         """Return the ids that the chat template writes for messages and tools."""
         if not messages:
             raise ApiError(400, "The conversation is empty: give at least one message.", "messages")
@@ -224,19 +213,19 @@ class Intake:
             raise ApiError(400, str(error), param, "context_length_exceeded")
         return ids
 
-    def _check_model(self, body: Named) -> None:
+    def _check_model(self, body: schema.Named) -> None:
         if body.model is not None and body.model != self.name:
             said = f"There is no model {body.model[:100]!a} here: the one that is served is {self.name}."
             raise ApiError(404, said, "model", "model_not_found")
 
-    def _check_number(self, body: Sampled, prompts: int) -> None:
+    def _check_number(self, body: schema.Sampled, prompts: int) -> None:
         texts = (body.n or 1) * prompts
         if texts > self.most:
             param = "n" if prompts == 1 else "prompt"
             raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: schema.ChatMessage) -> dict[str, Any]:
     """Return a message as the engine takes it; text parts are joined by line ends."""
     made = message.model_dump(exclude_none=True)
     if not isinstance(message.content, str | None):

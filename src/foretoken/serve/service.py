@@ -24,6 +24,9 @@ T = TypeVar("T")
 class Service:
     """What the endpoints and their answers share.
 
+    engine: the model and its drafter, with a tokenizer.
+    settings: the server's options.
+    owner: the thread that loaded the engine; None: a new thread decodes.
     name: the model's name for clients.
     worker: decodes; the app starts and stops it.
     intake: turns requests into jobs, on the thread of `reader`, so that a long prompt does not delay other answers.
@@ -34,12 +37,6 @@ class Service:
     """
 
     def __init__(self, engine: Engine, settings: Settings, owner: Owner | None) -> None:
-        """Make all of these.
-
-        engine: the model and its drafter, with a tokenizer.
-        settings: the server's options.
-        owner: the thread that loaded the engine; None: a new thread decodes.
-        """
         self.name = settings.name or Path(engine.target.name).name
         check_text(self.name, "The model's name, instead of which --name can give another,")
         self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)
