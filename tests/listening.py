@@ -54,6 +54,12 @@ def saved(target: LlamaForCausalLM, root: Path) -> dict[str, str]:
     return {"target": tiny.save(target, root / "target"), "drafter": tiny.save(drafter, root / "drafter")}
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Those of a target that the kernel takes."""
+    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
+
+
 def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
     """An engine whose texts end by their length alone. drafter: the name of a folder, or of a way to draft."""
     engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)

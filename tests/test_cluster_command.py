@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -98,9 +98,10 @@ class RayError(Exception):
 
 
 class FakeServe:
-    """As much of Ray Serve as the command uses, with one application."""
+    """As much of Ray Serve as the command uses, with one application. command: what is called on it."""
 
     deployed = False
+    command: Callable[[], None]
 
     def start(self, **_: Any) -> None: ...
 
@@ -123,14 +124,11 @@ def fake_serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServe]:
     exceptions = SimpleNamespace(RayError=RayError)
     modules = {"ray": ray, "ray.serve": fake, "ray.exceptions": exceptions}
     monkeypatch.setattr(app, "need", modules.__getitem__)
-    yield fake
+    with bound("127.0.0.1", 0) as listening:
+        fake.command = lambda: app.serve_replicas("an application", Settings(), listening)
+        yield fake
     for each, handler in handlers.items():
         signal.signal(each, handler)
-
-
-def command_on(fake: FakeServe) -> None:
-    with bound("127.0.0.1", 0) as listening:
-        app.serve_replicas("an application", Settings(), listening)
 
 
 @pytest.mark.parametrize("how", ["deleted", "failing", "silent"])
@@ -154,7 +152,7 @@ def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serv
         monkeypatch.setattr(fake_serve, "shutdown", lambda: released.wait(PATIENCE))
     try:
         with pytest.raises(SystemExit) as left:
-            command_on(fake_serve)
+            fake_serve.command()
     finally:
         released.set()
     assert left.value.code == 1
@@ -180,7 +178,7 @@ def test_a_second_signal_is_heard_while_a_call_to_ray_has_no_end(fake_serve, mon
     monkeypatch.setattr(fake_serve, "status", first)
     monkeypatch.setattr(app, "GONE_S", math.inf)
     try:
-        command_on(fake_serve)
+        fake_serve.command()
         assert not returned  # so that it has not waited for the call
     finally:
         released.set()

@@ -24,8 +24,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
-from foretoken.serve.prefill import Prefill
-from foretoken.serve.prefix import BLOCK, PrefixCache
+from foretoken.serve.prefix import BLOCK, Prefill, PrefixCache
 from foretoken.serve.requests import Intake
 from foretoken.serve.schema import CompletionRequest
 from listening import Listener, alone, asked, finish, job, load, saved

@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import tiny
 from foretoken.engine import Engine
 from foretoken.models.target import LMTargetSession
 from foretoken.serve.prefix import BLOCK
-from listening import alone, asked, finish, job, load, saved
-from listening import work as work  # fixture
+from listening import alone, asked, finish, job, load
+from listening import folders as folders  # fixtures
+from listening import work as work
 from serving import NAME, toy_engine
 from serving import client as client  # fixtures
 from serving import server as server
@@ -19,11 +19,6 @@ from serving import server as server
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "def f(x):\n    return x + 1\n\n\n" * 8
 LENGTHS = (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK + 7)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +71,6 @@ def test_what_was_scored_is_not_read_again(folders, work, monkeypatch):
     assert read == []
     asked(worker, job(engine, "x" + TEXT[: 2 * BLOCK], 3, 4)).wait()
     assert read != []
-
-
-def test_a_prompt_that_nobody_waits_for_is_not_scored_to_its_end(folders, work):
-    engine = load(folders, None)
-    worker = work(engine, max_batch=2)
-    long = asked(worker, replace(job(engine, TEXT[:200], 3, 4), scores_prompt=True))
-    (ticket,) = worker._waiting
-    worker.cancel(ticket)
-    good = asked(worker, job(engine, "a", 3, 4))
-    finish(worker, good)
-    worker.stop()
-    assert long.news == []
 
 
 def test_a_prompt_that_fails_fails_alone(folders, work, monkeypatch):

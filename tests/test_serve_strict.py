@@ -5,7 +5,7 @@ import json
 import pytest
 
 import serving
-from calling import BARE, MARKED, MARKS, ONE, SETTINGS, TOOLS, TWO, WEATHER, both, marked, tokenizer_of, tool
+from calling import BARE, MARKED, MARKS, ONE, TOOLS, TWO, WEATHER, both, marked, tokenizer_of, tool
 from calling import bare as bare  # fixtures
 from calling import engine as engine
 from foretoken.serve.calls import HERMES
@@ -149,6 +149,7 @@ def test_an_answer_with_tools_and_a_form_of_text_is_calls_or_the_text(added):
     check(tokenizer, [ANN, *one], several, parallel_tool_calls=False, **asked)
     asked["response_format"] = {"type": "json_object"}
     check(tokenizer, (ANN, "{}", f"{ONE}\n{TWO}", BARE_ONE), ("A", "[]", f"So: {ONE}"), **asked)
+    check(tokenizer, (ANN, "{}"), ("A", "[]", ONE), tool_choice="none", **asked)
     for choice in ("required", NAMED):  # no text, and so no form of it
         check(tokenizer, (ONE,), (ANN,), tool_choice=choice, **asked)
 
@@ -156,36 +157,3 @@ def test_an_answer_with_tools_and_a_form_of_text_is_calls_or_the_text(added):
 def test_an_answer_with_a_form_of_text_and_tools_without_marks():
     no = ("A", BARE_CALL.replace("Rom", "rom"), f"{BARE_CALL}\n{BARE_CALL}", ONE)
     check(tokenizer_of(BARE), (ANN, NAMESAKE, BARE_CALL), no, response_format=AS_PERSON, **STRICT)
-
-
-@pytest.mark.parametrize("form", ["marked", "bare"])
-def test_tools_and_a_form_of_text_are_answered_with_either(form, engine, server, bare):
-    found = set()
-    with serving.client_of(server if form == "marked" else bare) as client:
-        for seed in range(6):
-            likely = ("", "{A", "{wr")[seed % 3]  # letters that lead to either
-            bias = {str(engine.tokenizer.convert_tokens_to_ids(letter)): 100 for letter in likely}
-            asked = {"tools": [tool(strict=True)], "response_format": AS_PERSON, "seed": seed, "temperature": 1.5}
-            for message, reason in both(client, logit_bias=bias, **asked):
-                if reason == "length":  # call after call
-                    continue
-                found.add(reason)
-                if reason == "tool_calls":
-                    assert message.content is None
-                    assert all(fits(call) for call in message.tool_calls)
-                else:
-                    assert message.content in (ANN, ANN.replace("3", "4"), NAMESAKE, NAMESAKE.replace("3", "4"))
-    assert found == {"stop", "tool_calls"}
-
-
-def test_a_strict_function_may_be_left_uncalled(client):
-    got = client.chat.completions.create(tools=[tool(strict=True)], **{**SETTINGS, "max_tokens": 16}).choices[0]
-    assert got.message.tool_calls is None
-    assert got.message.content
-
-
-def test_tools_with_a_form_of_text_where_no_call_is_made(client):
-    got = client.chat.completions.create(
-        tools=TOOLS, tool_choice="none", response_format={"type": "json_object"}, **SETTINGS
-    )
-    assert got.choices[0].finish_reason == "length" or json.loads(got.choices[0].message.content) is not None

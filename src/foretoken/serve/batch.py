@@ -17,8 +17,7 @@ from foretoken.engine import Engine, read_step
 from foretoken.models.text import TextStream
 from foretoken.serve.errors import ApiError, unavailable
 from foretoken.serve.jobs import Deliver, Job, Progress, TokenLogprob
-from foretoken.serve.prefill import Prefill
-from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
+from foretoken.serve.prefix import BLOCK, Block, Prefill, PrefixCache, restore
 from foretoken.serve.scoring import prompt_logprobs, step_logprobs
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ class Text:
 
     ticket: the submitted job.
     sequence: its committed ids and settings, as the decoder takes them.
-    rng: the source of the sequence's random numbers.
     stream: turns its ids into text.
     num_cached: number of tokens of its prompt that the prefix cache held.
     waited_s: seconds from its submission to the start of its work.
@@ -58,7 +56,6 @@ class Text:
 
     ticket: Ticket
     sequence: Sequence
-    rng: Seeded
     stream: TextStream
     num_cached: int = 0
     waited_s: float = 0.0
@@ -70,12 +67,14 @@ class Text:
 
 def undoing(text: Text) -> Callable[[], None]:
     """Return a function that takes `text` back to its present state, for a step that fails."""
-    length, numbers = len(text.sequence.ids), text.rng.generator.get_state()
+    sequence, rng = text.sequence, text.sequence.rng
+    assert isinstance(rng, Seeded)
+    length, numbers = len(sequence.ids), rng.generator.get_state()
 
     def undo() -> None:
-        del text.sequence.ids[length:]
-        text.sequence.finished = False
-        text.rng.generator.set_state(numbers)
+        del sequence.ids[length:]
+        sequence.finished = False
+        rng.generator.set_state(numbers)
 
     return undo
 
@@ -162,14 +161,13 @@ class Batch:
             self._reopen(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         self.num_tokens += len(job.ids)
-        rng = seeded(job.seed)
         new = min(job.max_new_tokens, self._context - len(job.ids))
         limit = ANY_DEPTH if job.depth is None else job.depth
         shows = job.top_logprobs is not None
-        sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
+        sequence = Sequence(list(job.ids), job.sampling, seeded(job.seed), new, job.eos_ids, limit, shows)
         assert tokenizer is not None
         stream = TextStream(tokenizer, job.stops, job.ids)
-        text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
+        text = Text(ticket, sequence, stream, waited_s=time.perf_counter() - ticket.submitted)
         if job.scores_prompt:
             text.scoring = prompt_logprobs(lambda: self._open(1), self.cache, job.ids, job.top_logprobs or 0)
         if len(job.ids) <= BLOCK and len(self._texts) < self._room and text.scoring is None:
@@ -278,28 +276,25 @@ class Batch:
             self.cache.keep(self._decoder, row, sequence.ids, self.cache.match(sequence.ids))
         self._good = 0
         self._reopen(min(2 * self._room, self._size), self._room)
-        self._enter_again()
 
     def _reopen(self, rows: int, enough: int = 0) -> None:
         """Open the decoder anew, with as many rows as the memory suffices for; their number becomes its room.
+
+        The texts get rows again; those for which there is no room wait until another one has ended.
 
         rows: the number of rows to begin with. If that fails, half of them are tried, and so on.
         enough: a number of rows that is tried before any smaller one.
         """
         vars(self).pop("_decoder", None)  # first, since its memory may be what lacks
-        while True:
+        while "_decoder" not in vars(self):
             self._room = rows
             try:
                 self._decoder = self._open(rows)
-                return
             except Exception as error:
                 if rows == 1:
                     raise
                 log.warning("There is no memory for %d texts at once: %r", rows, error)
             rows = max(rows // 2, enough) if rows > enough else rows // 2
-
-    def _enter_again(self) -> None:
-        """Give the texts rows of the new decoder; those for which there is no room wait until another one has ended."""
         texts = list(self._texts.values())
         for text in texts[self._room :]:
             del self._texts[text.sequence]
@@ -336,7 +331,6 @@ class Batch:
             sequence.depth_limit = 0
         none_failed = self._num_failed == failed_before
         self._reopen(max(len(self._texts) - 1, 1) if short and none_failed else self._room)
-        self._enter_again()
         return none_failed
 
     def _one_step(self, text: Text) -> bool:
