@@ -158,9 +158,9 @@ def process(*options: str, folder: Path, **environment: str) -> Iterator[Process
             running.kill()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
+def wait_until(true: Callable[[], bool], patience: float = PATIENCE) -> None:
     """Return as soon as it is true; fail if it never is."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -72,30 +72,30 @@ class FakeData:
 
 
 @pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[str], Path, str], None]:
+    """Asserts that a batch is refused, with these words."""
     monkeypatch.setattr(batch, "need", lambda _: FakeData())
 
+    def refused(models: Path, prompts: list[str], out: Path, says: str) -> None:
+        with pytest.raises(ForetokenError, match=says):
+            generate_on_ray(partial(load, str(models)), prompts, 5, OPTIONS, out, 1, 1, NAMED)
 
-@pytest.mark.usefixtures("fake_ray")
-def test_a_refused_prompt_is_one_sentence_with_its_number_in_the_file(demo, tmp_path):
+    return refused
+
+
+def test_a_refused_prompt_is_one_sentence_with_its_number_in_the_file(demo, tmp_path, refused):
     out, prompts = tmp_path / "out.jsonl", [*PROMPTS[:2], "long " * 2000, "short"]
-    with pytest.raises(ForetokenError, match=r"^Prompt 3 has \d+ tokens, and the context of .* shorten it\.$"):
-        generate_on_ray(partial(load, str(demo)), prompts, 5, OPTIONS, out, 1, 1, NAMED)
+    refused(demo, prompts, out, r"^Prompt 3 has \d+ tokens, and the context of .* shorten it\.$")
     assert out.read_text() == ""
 
 
-@pytest.mark.usefixtures("fake_ray")
-def test_models_that_an_actor_cannot_load_are_one_sentence(tmp_path):
-    loading = partial(load, str(tmp_path))
-    with pytest.raises(ForetokenError, match=f"{tmp_path}/target"):
-        generate_on_ray(loading, PROMPTS, 5, OPTIONS, tmp_path / "out.jsonl", 1, 1, NAMED)
+def test_models_that_an_actor_cannot_load_are_one_sentence(tmp_path, refused):
+    refused(tmp_path, PROMPTS, tmp_path / "out.jsonl", f"{tmp_path}/target")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.usefixtures("fake_ray")
-def test_a_full_disk_is_named_and_a_device_is_not_read(demo):
-    with pytest.raises(ForetokenError, match=r"^Cannot write /dev/full: No space left on device\.$"):
-        generate_on_ray(partial(load, str(demo)), PROMPTS[:2], 5, OPTIONS, Path("/dev/full"), 1, 1, NAMED)
+def test_a_full_disk_is_named_and_a_device_is_not_read(demo, refused):
+    refused(demo, PROMPTS[:2], Path("/dev/full"), r"^Cannot write /dev/full: No space left on device\.$")
 
 
 def test_two_runs_do_not_write_one_file(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 
-import command
 import serving
 from foretoken.serve.jobs import Progress
 from foretoken.serve.metrics import Tally
@@ -248,13 +247,13 @@ def test_the_tokens_with_log_probabilities_are_those_of_the_text(engine, client)
 
 
 @pytest.mark.long
-def test_the_load_benchmark_measures_servers_in_turn(engine, server, monkeypatch, capsys, tmp_path):
+def test_the_load_benchmark_measures_servers_in_turn(engine, server, run, tmp_path):
     workload = tmp_path / "prompts.jsonl"
     workload.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in ("hi", "def f(x):", "a")))
     args = ["--server", f"ours={server.url}", "--server", f"ours-plain={server.url}", "--workload", str(workload)]
     args += ["--users", "1", "--users", "3", "--max-new-tokens", "6", "--rounds", "2", "--json"]
     args += ["--library", str(engine.target.name), "--drafter", "none"]
-    code, out, _ = command.run(monkeypatch, capsys, "benchmarks", "serving", *args)
+    code, out, _ = run("benchmarks", "serving", *args)
     assert code == 0
     (table,) = json.loads(out)["tables"]
     assert [(row["server"], row["users"]) for row in table["rows"]] == [
@@ -263,6 +262,6 @@ def test_the_load_benchmark_measures_servers_in_turn(engine, server, monkeypatch
     assert all(float(row["tokens/s"].split()[0]) > 0 for row in table["rows"])
     assert [row["x first named"] for row in table["rows"][::3]] == ["1.00 (1.00-1.00)"] * 2
     for bad in ("ours", "ours=http://127.0.0.1:9"):
-        code, _, error = command.run(monkeypatch, capsys, "benchmarks", "serving", "--server", bad)
+        code, _, error = run("benchmarks", "serving", "--server", bad)
         assert code == 2
         assert "NAME=URL" in error or "start the server first" in error

@@ -100,10 +100,8 @@ class KeepingDecoder(Decoder):
 class Batch:
     """The texts in work: those whose prompts are still being read, and those with a row in the decoder.
 
-    engine: the models and their settings, with a tokenizer.
+    engine, context, cache_bytes: as for `Worker`.
     size: the most texts at once.
-    context: the most ids of one text, its prompt included.
-    cache_bytes: the most memory of the prefix cache, in bytes.
     cache: the prefix cache.
     prefill: reads prompts piece by piece.
     num_tokens: number of tokens so far: of all prompts that were taken into work, and of the texts that followed.

@@ -41,11 +41,7 @@ class Server(uvicorn.Server):
         self.worker, self.drain = worker, drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end, or at a second signal end at once.
-
-        sig: the number of the signal, SIGINT or SIGTERM.
-        frame: where the signal interrupted the program; not used.
-        """
+        """Begin to end, or at a second signal end at once; sig, frame: as every handler of signals is called."""
         again, self.should_exit = self.should_exit, True
         loop = asyncio.get_running_loop()  # since `end` may wait for the model's thread, as a signal must not
         loop.call_soon_threadsafe(loop.call_later, 0 if again else self.drain, self.worker.end)
@@ -69,9 +65,7 @@ def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
 
     Logging to stderr is set up, and a short text is generated, so that nothing is compiled during a request.
 
-    engine: the model and its drafter, with a tokenizer.
-    settings: the server's options.
-    owner: the thread that loaded the engine, which also decodes.
+    engine, settings, owner: as for `serve`.
     """
     log_to_stderr(settings.log)
     owner.submit(lambda: engine.generate([0], max_new_tokens=8, seed=0)).result()

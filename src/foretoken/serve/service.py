@@ -24,9 +24,7 @@ T = TypeVar("T")
 class Service:
     """What the endpoints and their answers share.
 
-    engine: the model and its drafter, with a tokenizer.
-    settings: the server's options.
-    owner: the thread that loaded the engine; None: a new thread decodes.
+    engine, settings, owner: as for `create_app`.
     name: the model's name for clients.
     worker: decodes; the app starts and stops it.
     intake: turns requests into jobs, on the thread of `reader`, so that a long prompt does not delay other answers.

@@ -94,11 +94,7 @@ class Trace:
     ) -> None:
         """Record one step; the decoding loop calls it before it commits the step's tokens.
 
-        sequence: the text.
-        tree: what was drafted.
-        scores: the target's, of the tree's nodes.
-        path: the accepted nodes, the root first.
-        token: the id after them.
+        sequence, tree, scores, path, token: as every observer gets them; see `decode.Observer`.
         """
         text = self._texts.setdefault(sequence, TracedText(sequence))
         text.num_steps += 1
