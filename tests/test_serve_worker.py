@@ -263,9 +263,13 @@ def test_a_context_that_cannot_be_had_is_refused(folders, monkeypatch):
         Worker(engine, max_batch=1000, context=30)
 
 
-def test_a_long_text_ends_with_the_context(folders, work):
+def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context(folders, work):
     engine = load(folders)
-    long = asked(work(engine, start=True, context=20), job(engine, [*range(1, 17)], new=100))
+    worker = work(engine, start=True, context=20)
+    for ids in ((), tuple(range(1, 21))):
+        with pytest.raises(foretoken.ForetokenError, match="the context is 20"):
+            worker.submit(replace(job(engine, "a"), ids=ids), Listener())
+    long = asked(worker, job(engine, [*range(1, 17)], new=100))
     assert len(long.wait()) == 4
     assert long.steps[-1].finish_reason == "length"
 

@@ -119,6 +119,7 @@ class Answer(Response):
         self.begun = False  # whether the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request as an ASGI application, which gets scope, receive and send from the server."""
         work = self._stream(send) if self.asked.stream else self._whole(scope, receive, send)
         try:
             if not await _unless_gone(self._in_time(work), receive):

@@ -98,10 +98,16 @@ class Worker:
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
         """Queue a job, and return the ticket that `cancel` takes.
 
-        job: the text that is to be generated, with at least one token, and fewer than the context has.
+        job: the text that is to be generated.
         deliver: is called with the job's news on the worker's thread; it must return at once.
-        Raises ApiError: 429 where too many wait, 503 where no more are accepted.
+        Raises ForetokenError for a job that does not fit the context, and ApiError: 429 where too many wait, 503 where
+        no more are accepted.
         """
+        if not 0 < len(job.ids) < self.context:
+            raise ForetokenError(
+                f"The prompt has {len(job.ids)} tokens, and the context is {self.context}: give at least one token, "
+                "and fewer than the context has."
+            )
         ticket = Ticket(job, deliver)
         with self._changed:
             if self._stopping or self.error is not None:
