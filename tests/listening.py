@@ -1,17 +1,18 @@
 """Jobs for a server's worker, and who listens to what comes of them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 import foretoken
 import tiny
 from foretoken.core.sampling import Sampling
-from foretoken.engine import Engine, Prompt
+from foretoken.engine import Engine, Prompt, Result
 from foretoken.serve.errors import ApiError
 from foretoken.serve.jobs import Job, Progress
 from foretoken.serve.worker import Worker
@@ -53,6 +54,12 @@ def saved(target: LlamaForCausalLM, root: Path) -> dict[str, str]:
     return {"target": tiny.save(target, root / "target"), "drafter": tiny.save(drafter, root / "drafter")}
 
 
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Those of a target that the kernel takes."""
+    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
+
+
 def load(folders: dict[str, str], drafter: str | None = "drafter", **options) -> Engine:
     """An engine whose texts end by their length alone. drafter: the name of a folder, or of a way to draft."""
     engine = foretoken.load(folders["target"], drafter=folders.get(drafter or "", drafter), device="cpu", **options)
@@ -71,10 +78,25 @@ def asked(worker: Worker, wanted: Job) -> Listener:
     return listener
 
 
-def started(engine: Engine, **options) -> Worker:
-    worker = Worker(engine, **options)
-    worker.start()
-    return worker
+def alone(engine: Engine, prompt: Prompt, seed: int = 0, new: int = 24, temperature: float = 0.8) -> Result:
+    """What the engine writes for a job with these arguments."""
+    return engine.generate(prompt, max_new_tokens=new, temperature=temperature, seed=seed)
+
+
+@pytest.fixture
+def work() -> Iterator[Callable[..., Worker]]:
+    """Opens workers, and starts them if told to; they are stopped at the end of the test."""
+    opened = []
+
+    def work(engine: Engine, start: bool = False, **options) -> Worker:
+        opened.append(Worker(engine, **options))
+        if start:
+            opened[-1].start()
+        return opened[-1]
+
+    yield work
+    for worker in opened:
+        worker.stop()
 
 
 def finish(worker: Worker, *listeners: Listener) -> None:

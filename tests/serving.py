@@ -1,5 +1,9 @@
 """A server of the toy pair on a free loopback port, inside the test's own process."""
 
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +26,7 @@ from foretoken.serve.listen import address, bound
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
 
-PATIENCE = 60  # seconds until a wait is a failure
+PATIENCE, LONG_PATIENCE = 60, 240  # seconds until a wait is a failure, and one for a whole program
 TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('Only system, user and assistant speak here.') }}{% endif %}"
@@ -113,9 +117,50 @@ def served(engine: Engine, **settings: Any) -> Iterator[Served]:
             assert not thread.is_alive()
 
 
-def wait_until(true: Callable[[], bool]) -> None:
+@dataclass(frozen=True)
+class Process:
+    """`foretoken serve` in a process of its own. url: its address. told: the lines that it has written to stderr."""
+
+    running: subprocess.Popen[str]
+    url: str
+    told: list[str]
+
+    def ends(self) -> str:
+        """Wait for its end, which must be one without an error; all that it wrote."""
+        assert self.running.wait(LONG_PATIENCE) == 0
+        wait_until(lambda: self.told[-1] == "")
+        return "".join(self.told)
+
+
+@contextmanager
+def process(*options: str, folder: Path, **environment: str) -> Iterator[Process]:
+    """`foretoken serve` with these options and a free port, once it listens. folder: where it runs."""
+    line = [sys.executable, "-m", "foretoken", "serve", *options, "--port", "0", "--compile", "off", "--log", "json"]
+    path = os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+    environment = {**os.environ, "PYTHONPATH": path, **environment}
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as running:
+        told: list[str] = []
+        listens = Event()
+
+        def read() -> None:
+            while told[-1:] != [""]:  # its end
+                told.append(running.stderr.readline())
+                if "listens on" in told[-1] or not told[-1]:
+                    listens.set()
+
+        Thread(target=read, daemon=True).start()
+        try:
+            assert listens.wait(LONG_PATIENCE)
+            urls = re.findall(r"listens on (http://[0-9.:]+) \(base URL of OpenAI clients: \1/v1\)", "".join(told))
+            assert urls, "it ended before it listened: " + "".join(told)
+            yield Process(running, urls[0], told)
+        finally:
+            running.kill()
+
+
+def wait_until(true: Callable[[], bool], patience: float = PATIENCE) -> None:
     """Return as soon as it is true; fail if it never is."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)

@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,6 @@ import foretoken
 from foretoken import ForetokenError
 from foretoken.cluster import batch
 from foretoken.cluster.batch import Actor, fingerprint, finished, generate_on_ray, hold, runs
-from foretoken.engine import Result
 
 OPTIONS = {"max_new_tokens": 24, "temperature": 0.9}
 PROMPTS = [f"line {i}:" for i in range(64)]
@@ -31,9 +30,13 @@ def load(folder: str, pids: str | None = None) -> foretoken.Engine:
     return foretoken.load(f"{folder}/target", drafter=f"{folder}/drafter", tree="chain:3", device="cpu")
 
 
-def wanted(demo: Path, seed: int) -> list[Result]:
-    results = load(str(demo)).generate(PROMPTS, seed=seed, **OPTIONS)
-    return results
+def wanted(demo: Path, seed: int) -> dict[int, str]:
+    """The text of each row."""
+    return dict(enumerate(result.text for result in load(str(demo)).generate(PROMPTS, seed=seed, **OPTIONS)))
+
+
+def texts(lines: list[str]) -> dict[int, str]:
+    return {row["index"]: row["text"] for row in map(json.loads, lines)}
 
 
 def test_rows_are_parted_where_seeds_are_not_consecutive():
@@ -42,11 +45,11 @@ def test_rows_are_parted_where_seeds_are_not_consecutive():
 
 
 def test_a_rows_text_is_its_own_whatever_the_rows_beside_it(demo):
-    want = wanted(demo, 11)
     actor = Actor(partial(load, str(demo)), 11, OPTIONS, SETTINGS)
     rows = {"row": [json.dumps({"index": i, "prompt": PROMPTS[i]}) for i in (40, 3, 4, 41, 20)]}
-    got = [json.loads(row) for row in actor(rows)["row"]]
-    assert {row["index"]: row["text"] for row in got} == {i: want[i].text for i in (3, 4, 20, 40, 41)}
+    lines, want = actor(rows)["row"], wanted(demo, 11)
+    assert texts(lines) == {i: want[i] for i in (3, 4, 20, 40, 41)}
+    got = [json.loads(line) for line in lines]
     assert [row["seed"] for row in got] == [11 + row["index"] for row in got]
     assert {row["settings"] for row in got} == {SETTINGS}
 
@@ -69,30 +72,30 @@ class FakeData:
 
 
 @pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, list[str], Path, str], None]:
+    """Asserts that a batch is refused, with these words."""
     monkeypatch.setattr(batch, "need", lambda _: FakeData())
 
+    def refused(models: Path, prompts: list[str], out: Path, says: str) -> None:
+        with pytest.raises(ForetokenError, match=says):
+            generate_on_ray(partial(load, str(models)), prompts, 5, OPTIONS, out, 1, 1, NAMED)
 
-@pytest.mark.usefixtures("fake_ray")
-def test_a_refused_prompt_is_one_sentence_with_its_number_in_the_file(demo, tmp_path):
+    return refused
+
+
+def test_a_refused_prompt_is_one_sentence_with_its_number_in_the_file(demo, tmp_path, refused):
     out, prompts = tmp_path / "out.jsonl", [*PROMPTS[:2], "long " * 2000, "short"]
-    with pytest.raises(ForetokenError, match=r"^Prompt 3 has \d+ tokens, and the context of .* shorten it\.$"):
-        generate_on_ray(partial(load, str(demo)), prompts, 5, OPTIONS, out, 1, 1, NAMED)
+    refused(demo, prompts, out, r"^Prompt 3 has \d+ tokens, and the context of .* shorten it\.$")
     assert out.read_text() == ""
 
 
-@pytest.mark.usefixtures("fake_ray")
-def test_models_that_an_actor_cannot_load_are_one_sentence(tmp_path):
-    loading = partial(load, str(tmp_path))
-    with pytest.raises(ForetokenError, match=f"{tmp_path}/target"):
-        generate_on_ray(loading, PROMPTS, 5, OPTIONS, tmp_path / "out.jsonl", 1, 1, NAMED)
+def test_models_that_an_actor_cannot_load_are_one_sentence(tmp_path, refused):
+    refused(tmp_path, PROMPTS, tmp_path / "out.jsonl", f"{tmp_path}/target")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.usefixtures("fake_ray")
-def test_a_full_disk_is_named_and_a_device_is_not_read(demo):
-    with pytest.raises(ForetokenError, match=r"^Cannot write /dev/full: No space left on device\.$"):
-        generate_on_ray(partial(load, str(demo)), PROMPTS[:2], 5, OPTIONS, Path("/dev/full"), 1, 1, NAMED)
+def test_a_full_disk_is_named_and_a_device_is_not_read(demo, refused):
+    refused(demo, PROMPTS[:2], Path("/dev/full"), r"^Cannot write /dev/full: No space left on device\.$")
 
 
 def test_two_runs_do_not_write_one_file(tmp_path):
@@ -105,10 +108,13 @@ def test_two_runs_do_not_write_one_file(tmp_path):
         hold(later, out)
 
 
+def line_of(index: int, seed: int, settings: str) -> str:
+    return json.dumps({"index": index, "prompt": PROMPTS[index], "text": "x", "seed": seed, "settings": settings})
+
+
 def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
     out = tmp_path / "out.jsonl"
-    assert finished(out, PROMPTS, 5, SETTINGS) == set()
-    line = json.dumps({"index": 3, "prompt": PROMPTS[3], "text": "x", "seed": 8, "settings": SETTINGS})
+    line = line_of(3, 8, SETTINGS)
     out.write_text(f'{line}\n{{"index": 4, "pro')
     assert finished(out, PROMPTS, 5, SETTINGS) == {3}
     assert out.read_text() == line + "\n"
@@ -119,14 +125,8 @@ def test_what_an_earlier_run_wrote_is_kept_but_for_half_a_line(tmp_path):
     with pytest.raises(ForetokenError, match=r"The last line of .* is not of this run"):
         finished(out, PROMPTS, 5, SETTINGS)
     assert out.read_text() == "somebody's notes"
-    for bad in (
-        line.replace('"seed": 8', '"seed": 9'),
-        line.replace("line 3", "line 4"),
-        "7",
-        "{}",
-        f"{line}\n{line}",
-        "",
-    ):
+    others = line.replace('"seed": 8', '"seed": 9'), line.replace("line 3", "line 4")
+    for bad in (*others, "7", "{}", f"{line}\n{line}", ""):
         out.write_text(bad + "\n")
         with pytest.raises(ForetokenError, match=r"Line [12] of .* is not of this run"):
             finished(out, PROMPTS, 5, SETTINGS)
@@ -146,11 +146,8 @@ def test_what_other_settings_wrote_is_refused(tmp_path, named, options):
     other = fingerprint(named, options)
     assert other != SETTINGS == fingerprint(dict(reversed(NAMED.items())), dict(OPTIONS))
     out = tmp_path / "out.jsonl"
-    lines = [
-        json.dumps({"index": i, "prompt": PROMPTS[i], "text": "x", "seed": 5 + i, "settings": other}) for i in (0, 1)
-    ]
-    out.write_text("\n".join(lines) + '\n{"index": 2, "pr')
-    before = out.read_text()
+    before = "".join(line_of(i, 5 + i, other) + "\n" for i in (0, 1)) + '{"index": 2, "pr'
+    out.write_text(before)
     with pytest.raises(ForetokenError, match=r"Line 1 of .* was written with other settings"):
         finished(out, PROMPTS, 5, SETTINGS)
     assert out.read_text() == before
@@ -163,37 +160,17 @@ def test_a_killed_actor_changes_nothing(cluster, demo, tmp_path):
     want, out, pids = wanted(demo, 5), tmp_path / "out.jsonl", tmp_path / "pids"
     pids.mkdir()
     loading = partial(load, str(demo), str(pids))
-    killed: list[int] = []
-
-    def kill() -> None:
-        """As soon as the first rows are written, with others under way."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(generate_on_ray, loading, PROMPTS, 5, OPTIONS, out, 2, 1, NAMED)
         while not (out.exists() and out.stat().st_size):
-            assert running.is_alive()
-        killed.append(int(min(pids.iterdir()).name))
-        os.kill(killed[0], signal.SIGKILL)
-
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1, NAMED)
-        except BaseException as error:
-            failed.append(error)
-
-    running = Thread(target=work)
-    running.start()
-    kill()
-    running.join(240)
-    assert not running.is_alive()
-    assert not failed, failed
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert sorted(row["index"] for row in rows) == list(range(len(PROMPTS)))
-    assert {row["index"]: row["text"] for row in rows} == {i: result.text for i, result in enumerate(want)}
-    kept = out.read_text().splitlines()[:20]
-    out.write_text("\n".join(kept) + '\n{"ind')  # as a killed run leaves it
+            assert not running.done()
+        os.kill(int(min(pids.iterdir()).name), signal.SIGKILL)  # with other rows under way
+        running.result(240)
+    lines = out.read_text().splitlines()
+    assert (len(lines), texts(lines)) == (len(PROMPTS), want)
+    out.write_text("\n".join(lines[:20]) + '\n{"ind')  # as a killed run leaves it
     assert generate_on_ray(loading, PROMPTS, 5, OPTIONS, out, 2, 1, NAMED) == len(PROMPTS) - 20
-    again = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {row["index"]: row["text"] for row in again} == {i: result.text for i, result in enumerate(want)}
+    assert texts(out.read_text().splitlines()) == want
 
 
 @pytest.mark.slow
@@ -206,9 +183,8 @@ def test_a_batch_by_the_command(cluster, demo, run, tmp_path):
     sampled = "--temperature", 0.9, "--max-new-tokens", 24
     code, _, err = run(*line, *sampled)
     assert (code, err.splitlines()[-1]) == (0, f"6 texts written to {out}, which has all 6"), err
-    rows = {row["index"]: row["text"] for row in map(json.loads, out.read_text().splitlines())}
-    assert rows == {i: result.text for i, result in enumerate(wanted(demo, 5)[:6])}
-    written = out.read_text()
+    written, want = out.read_text(), wanted(demo, 5)
+    assert texts(written.splitlines()) == {i: want[i] for i in range(6)}
     for other in ("--drafter", "ngram"), ("--tree", "chain:4"), ("--temperature", 0.8), ("--top-k", 7):
         code, _, err = run(*line, *sampled, *other)
         assert (code, len(err.splitlines())) == (2, 1), err

@@ -3,16 +3,15 @@
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread, current_thread
+from threading import Event, current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,37 +24,23 @@ from foretoken.serve.settings import Settings
 from replicas import PATIENCE, wait_until_two
 from replicas import engine as engine  # fixtures
 from replicas import folder as folder
-from serving import COMPLETION
+from serving import COMPLETION, Process, process
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 
 @pytest.fixture
-def command(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """`foretoken serve --ray 1` with a Ray of its own; its address, and the lines that it goes on to write."""
+def command(folder: Path) -> Iterator[Process]:
+    """`foretoken serve --ray 1` with a Ray of its own."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[cluster]'")
-    models = ["target", "--drafter", "drafter", "--tree", "chain:3", "--compile", "off"]  # in the folder where it runs
-    line = [sys.executable, "-m", "foretoken", "serve", *models, "--ray", "1", "--port", "0", "--log", "json"]
-    line += ["--max-replicas", "2", "--max-batch", "1"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
-    environment["RAY_ADDRESS"] = "local"
-    told: list[str] = []
-    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment) as running:
-        stderr = running.stderr
-        for each in stderr:
-            told.append(each)
-            if "listens on" in each:
-                break
-        else:
-            pytest.fail("it ended before it listened: " + "".join(told))
-        Thread(target=lambda: told.extend(stderr), daemon=True).start()
-        yield running, re.search(r"http://[0-9.:]+", told[-1])[0], told
-        running.kill()
+    line = ["target", "--drafter", "drafter", "--tree", "chain:3", "--ray", "1", "--max-replicas", "2", "--max-batch"]
+    with process(*line, "1", folder=folder, RAY_ADDRESS="local") as running:  # models: in the folder where it runs
+        yield running
 
 
 @pytest.mark.slow
 def test_replicas_come_with_the_requests(command):
-    _, url, _ = command
+    url = command.url
     body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True}
     two = Event()
 
@@ -75,7 +60,7 @@ def test_replicas_come_with_the_requests(command):
 
 @pytest.mark.slow
 def test_the_command_serves_and_drains(command, engine):
-    running, url, told = command
+    running, url = command.running, command.url
     assert httpx.get(url + "/ready", headers={"Host": "evil.example"}, timeout=PATIENCE).status_code == 403
     body = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
@@ -91,17 +76,16 @@ def test_the_command_serves_and_drains(command, engine):
     text = "".join(event["choices"][0]["text"] for event in events)
     endless = replace(engine, eos_ids=frozenset())
     assert text == endless.generate("abc", max_new_tokens=1200, temperature=0.0).text
-    assert running.wait(PATIENCE) == 0
-    assert any("drains" in line for line in told)
+    assert "drains" in command.ends()
     with pytest.raises(httpx.ConnectError):
         httpx.get(url + "/health")
 
 
 @pytest.mark.slow
 def test_the_second_signal_ends_at_once(command):
-    running, url, _ = command
+    running = command.running
     body = {"prompt": "abc", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url + COMPLETION, json=body, timeout=PATIENCE) as response:
+    with httpx.stream("POST", command.url + COMPLETION, json=body, timeout=PATIENCE) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         running.send_signal(signal.SIGINT)
@@ -114,9 +98,10 @@ class RayError(Exception):
 
 
 class FakeServe:
-    """As much of Ray Serve as the command uses, with one application."""
+    """As much of Ray Serve as the command uses, with one application. command: what is called on it."""
 
     deployed = False
+    command: Callable[[], None]
 
     def start(self, **_: Any) -> None: ...
 
@@ -139,14 +124,11 @@ def fake_serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServe]:
     exceptions = SimpleNamespace(RayError=RayError)
     modules = {"ray": ray, "ray.serve": fake, "ray.exceptions": exceptions}
     monkeypatch.setattr(app, "need", modules.__getitem__)
-    yield fake
+    with bound("127.0.0.1", 0) as listening:
+        fake.command = lambda: app.serve_replicas("an application", Settings(), listening)
+        yield fake
     for each, handler in handlers.items():
         signal.signal(each, handler)
-
-
-def command_on(fake: FakeServe) -> None:
-    with bound("127.0.0.1", 0) as listening:
-        app.serve_replicas("an application", Settings(), listening)
 
 
 @pytest.mark.parametrize("how", ["deleted", "failing", "silent"])
@@ -170,7 +152,7 @@ def test_the_command_ends_where_its_application_or_the_cluster_is_gone(fake_serv
         monkeypatch.setattr(fake_serve, "shutdown", lambda: released.wait(PATIENCE))
     try:
         with pytest.raises(SystemExit) as left:
-            command_on(fake_serve)
+            fake_serve.command()
     finally:
         released.set()
     assert left.value.code == 1
@@ -196,7 +178,7 @@ def test_a_second_signal_is_heard_while_a_call_to_ray_has_no_end(fake_serve, mon
     monkeypatch.setattr(fake_serve, "status", first)
     monkeypatch.setattr(app, "GONE_S", math.inf)
     try:
-        command_on(fake_serve)
+        fake_serve.command()
         assert not returned  # so that it has not waited for the call
     finally:
         released.set()

@@ -58,16 +58,17 @@ def url(cluster: None, folder: Path) -> Iterator[str]:
     serve.shutdown()
 
 
+def post(url: str, body: Any, **headers: str) -> httpx.Response:
+    return httpx.post(url + COMPLETION, json=body, headers={**KEY, **headers}, timeout=PATIENCE)
+
+
 def job(i: int) -> dict[str, Any]:
     """The body of a request: every second one greedy, every third one a stream."""
     return {"prompt": f"job {i}:", "max_tokens": 96, "seed": i, "temperature": float(i % 2), "stream": i % 3 == 0}
 
 
 def wanted(engine: Engine, i: int) -> str:
-    body = job(i)
-    result = engine.generate(body["prompt"], max_new_tokens=96, seed=i, temperature=body["temperature"])
-    assert not isinstance(result, list)
-    return result.text
+    return engine.generate(job(i)["prompt"], max_new_tokens=96, seed=i, temperature=float(i % 2)).text
 
 
 def text_of(response: httpx.Response) -> str:
@@ -97,10 +98,8 @@ def test_many_clients_get_the_texts_of_one_engine(url, engine):
     assert all(served.values())
     assert sum(served.values()) == 32
     chat = [{"role": "user", "content": "hello"}]
-    answer = (
-        client.chat.completions.create(model="toy", messages=chat, seed=4, max_tokens=16).choices[0].message.content
-    )
-    assert answer == engine.generate(chat, seed=4, temperature=1.0, max_new_tokens=16).text
+    answer = client.chat.completions.create(model="toy", messages=chat, seed=4, max_tokens=16)
+    assert answer.choices[0].message.content == engine.generate(chat, seed=4, temperature=1.0, max_new_tokens=16).text
 
 
 @pytest.mark.slow
@@ -132,9 +131,7 @@ def test_a_client_sees_what_a_single_server_shows(url, engine):
     def seen(client: httpx.Client, method: str, path: str, body: Any, headers: dict[str, str]) -> Any:
         headers = {"X-Request-Id": "mine", **headers}
         response = client.request(method, path, json=body, headers=headers, timeout=PATIENCE)
-        told = sorted(
-            (name, value) for name, value in response.headers.items() if name not in ("date", "content-length")
-        )
+        told = sorted(each for each in response.headers.items() if each[0] not in ("date", "content-length"))
         return response.status_code, told, varying.sub("", response.text)
 
     with (
@@ -152,28 +149,29 @@ def test_a_session_stays_with_a_replica_while_that_has_room(url):
 
     def ask(session: str, i: int, new: int = 1) -> None:
         body = {"prompt": f"{session}: {head}{i}", "max_tokens": new, "ignore_eos": True}
-        httpx.post(
-            url + COMPLETION, json=body, headers={**KEY, "X-Session-Id": session}, timeout=PATIENCE
-        ).raise_for_status()
+        post(url, body, **{"X-Session-Id": session}).raise_for_status()
+
+    def read() -> dict[str, float]:
+        return figures(url, "vllm:prompt_tokens_total")
 
     homes = set()
     for session in "abcdefgh":
-        before = figures(url, "vllm:prompt_tokens_total"), figures(url, "vllm:prefix_cache_hits_total")
+        before = read(), figures(url, "vllm:prefix_cache_hits_total")
         for i in range(4):
             ask(session, i)
-        after = figures(url, "vllm:prompt_tokens_total"), figures(url, "vllm:prefix_cache_hits_total")
-        grown = [
+        after = read(), figures(url, "vllm:prefix_cache_hits_total")
+        tokens, hits = (
             {name: new[name] - old[name] for name in new if new[name] > old[name]}
             for old, new in zip(before, after, strict=True)
-        ]
-        assert len(grown[0]) == 1, grown
-        assert grown[0].keys() == grown[1].keys()
-        assert sum(grown[1].values()) >= 3 * (len(head) - 64)  # the cache has whole blocks
-        homes |= grown[0].keys()
+        )
+        assert len(tokens) == 1, tokens
+        assert tokens.keys() == hits.keys()
+        assert sum(hits.values()) >= 3 * (len(head) - 64)  # the cache has whole blocks
+        homes |= tokens.keys()
     assert len(homes) == 2
-    before, end = figures(url, "vllm:prompt_tokens_total"), time.monotonic() + PATIENCE
+    before, end = read(), time.monotonic() + PATIENCE
     # More at once than the session's replica decodes side by side. Again until Ray knows how busy the other one is.
-    while not all(count > before[name] for name, count in figures(url, "vllm:prompt_tokens_total").items()):
+    while not all(count > before[name] for name, count in read().items()):
         assert time.monotonic() < end
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(lambda i: ask("a", i, 400), range(6)))
@@ -186,9 +184,7 @@ def test_a_client_that_goes_away_frees_its_place(url):
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         assert sum(figures(url, "vllm:num_requests_running").values()) == 1
-    end = time.monotonic() + PATIENCE
-    while sum(figures(url, "vllm:num_requests_running").values()):
-        assert time.monotonic() < end
+    serving.wait_until(lambda: not sum(figures(url, "vllm:num_requests_running").values()), PATIENCE)
 
 
 @pytest.mark.slow
@@ -199,7 +195,7 @@ def test_a_client_that_tries_again_loses_nothing_when_a_replica_is_killed(url, e
         while True:
             begun = time.monotonic()
             try:
-                response = httpx.post(url + COMPLETION, json=job(i), headers=KEY, timeout=PATIENCE)
+                response = post(url, job(i))
             except httpx.RemoteProtocolError:  # a stream that broke off
                 failed.append(begun)
                 continue
@@ -230,10 +226,8 @@ def test_a_client_that_tries_again_loses_nothing_when_a_replica_is_killed(url, e
 def test_a_replica_whose_model_thread_died_is_replaced(url, engine, folder):
     names = wait_until_two(url)
     (folder / "die").touch()
-    response = httpx.post(url + COMPLETION, json=job(1), headers=KEY, timeout=PATIENCE)
+    response = post(url, job(1))
     assert response.status_code == 503  # as a single server answers what its death cuts off
     assert response.json()["error"]["type"] == "server_error"
-    end = time.monotonic() + PATIENCE
-    while wait_until_two(url) == names:
-        assert time.monotonic() < end
-    assert text_of(httpx.post(url + COMPLETION, json=job(2), headers=KEY, timeout=PATIENCE)) == wanted(engine, 2)
+    serving.wait_until(lambda: wait_until_two(url) != names, PATIENCE)
+    assert text_of(post(url, job(2))) == wanted(engine, 2)

@@ -80,21 +80,10 @@ def test_idle_connections_are_kept_longer_than_clients_keep_them(engine, monkeyp
 
 @pytest.fixture
 def process(engine, tmp_path, request):
-    """`foretoken serve` in a process of its own, and its address. A test may be given further options."""
-    package = str(Path(foretoken.__file__).parents[1])
-    options = ["--drafter", "ngram", "--port", "0", "--compile", "off", "--log", "json", *getattr(request, "param", ())]
-    line = [sys.executable, "-m", "foretoken", "serve", engine.target.name, *options]
-    with subprocess.Popen(
-        line, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": package}
-    ) as running:
-        for told in running.stderr:
-            if "listens on" in told:
-                assert re.search(r"listens on (http://[0-9.:]+) \(base URL of OpenAI clients: \1/v1\)", told)
-                break
-        else:
-            pytest.fail("it ended before it listened")
-        yield running, re.search(r"http://[0-9.:]+", told)[0]
-        running.kill()
+    """`foretoken serve` in a process of its own. A test may be given further options."""
+    options = ["--drafter", "ngram", *getattr(request, "param", ())]
+    with serving.process(engine.target.name, *options, folder=tmp_path) as running:
+        yield running
 
 
 def ask_often(url):
@@ -105,12 +94,12 @@ def ask_often(url):
 
 
 def test_the_first_signal_drains_and_the_second_ends(process):
-    running, url = process
+    running, url = process.running, process.url
     with httpx.stream("POST", url + COMPLETION, json={**LONG, "stream": True}, timeout=serving.PATIENCE) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
         running.send_signal(signal.SIGTERM)
-        assert "drains" in running.stderr.readline()
+        serving.wait_until(lambda: "drains" in process.told[-1])
         for _ in range(20):  # the stream goes on
             assert next(lines) is not None
         with pytest.raises(httpx.ConnectError):
@@ -118,13 +107,12 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         running.send_signal(signal.SIGTERM)
         *_, last = (line for line in lines if line)
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "The server is shutting down."
-        assert running.wait(serving.PATIENCE) == 0
-    assert "Traceback" not in running.stderr.read()
+        assert "Traceback" not in process.ends()
 
 
 @pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
 def test_what_runs_longer_than_drain_is_told_so(process):
-    running, url = process
+    url = process.url
     with ThreadPoolExecutor(1) as others, httpx.Client(timeout=serving.PATIENCE) as client:
         with client.stream("POST", url + COMPLETION, json={**LONG, "stream": True}) as response:
             lines = (line for line in response.iter_lines() if line)
@@ -132,13 +120,12 @@ def test_what_runs_longer_than_drain_is_told_so(process):
             other = others.submit(client.post, url + COMPLETION, json=LONG)
             while not re.search(r"num_requests_running\{[^}]*\} 2", client.get(url + "/metrics").text):
                 pass
-            running.send_signal(signal.SIGTERM)
+            process.running.send_signal(signal.SIGTERM)
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["message"] == "The server is shutting down."
         answer = other.result(serving.PATIENCE)
         assert (answer.status_code, answer.json()["error"]["message"]) == (503, "The server is shutting down.")
-    assert running.wait(serving.PATIENCE) == 0
-    assert "Traceback" not in running.stderr.read()
+    assert "Traceback" not in process.ends()
 
 
 LOADING = """
@@ -173,9 +160,7 @@ def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
 
 
 def test_a_host_that_no_network_has_is_refused(run):
-    code, _, err = run("serve", "--host", "é..x")
-    assert code == 2
-    assert err.startswith("foretoken: Cannot listen on é..x port ")
+    run.refused("Cannot listen on é..x port ", "serve", "--host", "é..x")
 
 
 def test_a_port_that_another_server_took_during_the_load_is_told(engine):
@@ -188,16 +173,9 @@ def test_a_port_that_another_server_took_during_the_load_is_told(engine):
 def test_a_port_that_is_taken_is_told_at_once(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, err = run("serve", "--port", port)
-    assert code == 2
-    assert err.startswith(f"foretoken: Cannot listen on 127.0.0.1 port {port}: ")
-    assert len(err.splitlines()) == 1
+        run.refused(f"Cannot listen on 127.0.0.1 port {port}: ", "serve", "--port", port)
 
 
 def test_the_extra_that_is_missing_is_named(run, monkeypatch):
     monkeypatch.setattr("foretoken.cli.serve.find_spec", lambda name: None)
-    code, _, err = run("serve")
-    assert (code, err) == (
-        2,
-        "foretoken: The server needs further packages: pip install -e '.[serve]'.\n",
-    )
+    run.refused("The server needs further packages: pip install -e '.[serve]'.", "serve")

@@ -19,8 +19,8 @@ from foretoken.core.sampling import Sampling
 from foretoken.models.text import TextStream
 from foretoken.serve.answer import Choice
 from foretoken.serve.app import create_app
+from foretoken.serve.forms import Spelling
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
-from foretoken.serve.logprobs import Spelling
 from foretoken.serve.logs import Json, Text
 from foretoken.serve.settings import Settings
 from limited import LONG, error
@@ -52,16 +52,6 @@ def test_tokens_there_and_back(server, engine):
     assert error(server.post("/detokenize", {"tokens": [258]}))["param"] == "tokens"
 
 
-def test_offsets_of_tokens_within_a_character(engine):
-    """Both halves of a character begin where it begins."""
-    tokenizer, ids = engine.tokenizer, engine.encode("\u00e9 b")
-    choice, given = (
-        Choice(Job((), Sampling(), 0, 4, frozenset()), TextStream(tokenizer), None),
-        [TokenLogprob(token, 0.0, ()) for token in ids],
-    )
-    assert choice.offsets(given[:1]) + choice.offsets(given[1:]) == [0, 0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("written", "stops", "text", "listed"),
     [
@@ -72,7 +62,7 @@ def test_offsets_of_tokens_within_a_character(engine):
         (("a", "b", "hello"), ("bhe",), "a", [["a"], [], []]),  # b was held back
         (("a", "b", "c"), ("bx",), "abc", [["a"], [], ["b", "c"]]),
         (("a", "b"), ("bx",), "ab", [["a"], ["b"]]),
-        (("\u00c3", "\u00a9", "b"), (), "\u00e9b", [[], ["\u00c3", "\u00a9"], ["b"]]),  # the halves of a character
+        (("\u00c3", "\u00a9", "b"), (), "\u00e9b", [[], ["\u00c3", "\u00a9"], ["b"]]),  # both halves begin with it
         (("a", "\u00c3"), (), "a\ufffd", [["a"], ["\u00c3"]]),  # half of one at the end
     ],
 )
@@ -81,9 +71,8 @@ def test_tokens_are_listed_with_the_text_that_they_leave(written, stops, text, l
     tokenizer = tiny.tokenizer(("hello",))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     ids = tokenizer.convert_tokens_to_ids(list(written))
-    stream, silent = TextStream(tokenizer, stops), Spelling(tokenizer).silent
+    stream, silent, got = TextStream(tokenizer, stops), Spelling(tokenizer).silent, []
     choice = Choice(Job((), Sampling(), 0, 4, frozenset()), TextStream(tokenizer), None)
-    got = []
     for i, token in enumerate(ids):
         last = i == len(ids) - 1
         new = stream.push([token]) + (stream.finish() if last else "")
@@ -146,18 +135,19 @@ def test_logs_tell_of_requests_and_not_of_texts(server, caplog):
 
 
 def test_metrics_are_those_that_vllms_clients_read(server):
+    of_model = f'{{model_name="{serving.NAME}"}}'
+
     def read():
         lines = server.client.get("/metrics").text.splitlines()
         return {k: float(v) for k, v in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
     def figures():  # once the last step is counted: its texts are told first
-        key = f'vllm:iteration_tokens_total_sum{{model_name="{serving.NAME}"}}'
-        serving.wait_until(lambda: read()[key] == server.worker._batch.num_tokens)
+        steps = "vllm:iteration_tokens_total_sum" + of_model
+        serving.wait_until(lambda: read()[steps] == server.worker._batch.num_tokens)
         return read()
 
     def moved(name):
-        key = f'{name}{{model_name="{serving.NAME}"}}'
-        return after[key] - before[key]
+        return after[name + of_model] - before[name + of_model]
 
     before = figures()
     told = server.post(COMPLETION, {"prompt": "abc", "max_tokens": 24, "seed": 1}).json()
@@ -169,18 +159,15 @@ def test_metrics_are_those_that_vllms_clients_read(server):
     assert moved("vllm:spec_decode_num_drafts_total") == spec["num_spec_steps"] > 0
     assert moved("vllm:spec_decode_num_draft_tokens_total") == spec["num_draft_tokens"]
     assert moved("vllm:spec_decode_num_accepted_tokens_total") == spec["num_accepted_draft_tokens"]
-    per = [
-        after[key] - before[key]
-        for key in after
-        if key.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total")
-    ]
+    by_depth = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    per = [after[key] - before[key] for key in after if key.startswith(by_depth)]
     assert sum(per) == spec["num_accepted_draft_tokens"]
     assert per == sorted(per, reverse=True)
     assert moved("vllm:generation_tokens_total") == told["usage"]["completion_tokens"]
     assert moved("vllm:prompt_tokens_total") == 3
     assert 0 < moved("vllm:iteration_tokens_total_count") < moved("vllm:iteration_tokens_total_sum") == 3 + 24
     assert moved("vllm:time_to_first_token_seconds_count") == moved("vllm:e2e_request_latency_seconds_count") == 1
-    assert after[f'vllm:num_requests_running{{model_name="{serving.NAME}"}}'] == 0
+    assert after["vllm:num_requests_running" + of_model] == 0
     assert not [key for key in after if "_created" in key]  # `vllm bench serve` would add them up
 
 
@@ -275,6 +262,9 @@ def test_clients_that_go_away_free_their_rows(server):
     assert server.post(COMPLETION, {"prompt": "abc", "max_tokens": 1}).status_code == 200
 
 
+ONES_AND_TWOS = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}
+
+
 @pytest.mark.parametrize(
     ("asked", "valid"),
     [
@@ -283,12 +273,7 @@ def test_clients_that_go_away_free_their_rows(server):
         ({"structured_outputs": {"json": {"enum": ["a", 7]}}}, lambda text: json.loads(text) in ("a", 7)),
         ({"structured_outputs": {"grammar": 'start: "a"+ "b"'}}, re.compile("a+b").fullmatch),
         (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "n", "schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3}},
-                }
-            },
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": ONES_AND_TWOS}}},
             lambda text: set(json.loads(text)) <= {1, 2},
         ),
         ({"response_format": {"type": "text"}}, lambda text: True),

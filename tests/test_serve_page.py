@@ -8,14 +8,14 @@ import pytest
 
 import browser
 import serving
+from serving import server as server  # fixture
 
 needs_browser = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving.served(serving.toy_engine(tmp_path_factory.mktemp("pair"))) as running:
-        yield running
+def engine(tmp_path_factory):
+    return serving.toy_engine(tmp_path_factory.mktemp("pair"))
 
 
 def test_the_page_is_whole_and_asks_no_other_host(server):

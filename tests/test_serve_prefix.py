@@ -24,12 +24,11 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
-from foretoken.serve.prefill import Prefill
-from foretoken.serve.prefix import BLOCK, PrefixCache
+from foretoken.serve.prefix import BLOCK, Prefill, PrefixCache
 from foretoken.serve.requests import Intake
 from foretoken.serve.schema import CompletionRequest
-from foretoken.serve.worker import Worker
-from listening import Listener, asked, finish, job, load, saved, started
+from listening import Listener, alone, asked, finish, job, load, saved
+from listening import work as work  # fixture
 from thinning import one_in
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -52,84 +51,73 @@ CASES = [(None, {}), *((name, {"tree": "chain:3"}) for name in DRAFTERS)]
 
 
 @pytest.mark.parametrize(("drafter", "options"), CASES)
-def test_long_prompts_beside_running_texts_change_no_text(folders, drafter, options):
+def test_long_prompts_beside_running_texts_change_no_text(folders, work, drafter, options):
     """Prompts below, at and above the edges of blocks; half of them begin alike, and some come twice."""
     engine = load(folders, drafter, **options)
-    worker = Worker(engine, max_batch=3)
+    worker = work(engine, max_batch=3)
     common = ids(0, 300)
     prompts = [ids(1, 20), [*common, *ids(2, 21)], ids(3, 64), ids(4, 65), common[:128], ids(5, 129)]
     prompts += [common, [*common, *ids(2, 21)], ids(5, 129)]
     listeners = [asked(worker, job(engine, prompt, i, 12)) for i, prompt in enumerate(prompts)]
     finish(worker, *listeners)
     for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
-        want = engine.generate(prompt, max_new_tokens=12, temperature=0.8, seed=i)
+        want = alone(engine, prompt, i, 12)
         assert listener.wait() == want.token_ids, i
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
     assert [listener.steps[-1].num_cached for listener in listeners] == [0, 0, 0, 0, 64, 0, 256, 320, 128]
-    worker.stop()
 
 
-def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, monkeypatch):
+def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, work, monkeypatch):
     """A prompt of 900 ids is read in pieces of at most a step's time; no two without a step between them."""
     engine = load(folders, None)
-    worker = Worker(engine)
-    happened: list[str] = []
-    sizes: list[int] = []
+    worker = work(engine)
+    sizes: list[int] = []  # of each piece; 0 for a step
     step, read = Decoder.step, Prefill.read
 
-    def stepped(self):
-        happened.append("step")
-        return step(self)
-
     def piece(self, step_s):
-        happened.append("piece")
         before, done = BLOCK * len(self.chain), read(self, step_s)
         sizes.append(BLOCK * len(self.chain) - before)
         return done
 
-    monkeypatch.setattr(Decoder, "step", stepped)
+    monkeypatch.setattr(Decoder, "step", lambda self: sizes.append(0) or step(self))
     monkeypatch.setattr(Prefill, "read", piece)
     finish(worker, asked(worker, job(engine, ids(0, 10), 1, 200)), asked(worker, job(engine, ids(1, 900), 2, 4)))
-    worker.stop()
-    assert sizes[0] == BLOCK  # as long as a piece takes is not known yet
+    assert next(filter(None, sizes)) == BLOCK  # as long as a piece takes is not known yet
     assert sum(sizes) == 896
-    assert all((one, other) != ("piece", "piece") for one, other in pairwise(happened))
-    assert happened.count("piece") == len(sizes)
+    assert all(one == 0 or other == 0 for one, other in pairwise(sizes))
 
 
-def test_a_conversation_goes_on_where_it_ended(folders):
+def test_a_conversation_goes_on_where_it_ended(folders, work):
     engine = load(folders, tree="chain:3")
-    worker = started(engine)
+    worker = work(engine, start=True)
     prompt = ids(0, 70)
     turn = [*prompt, *asked(worker, job(engine, prompt, 1, 80)).wait(), *ids(1, 9)]
     second = asked(worker, job(engine, turn, 2, 8))
-    assert second.wait() == engine.generate(turn, max_new_tokens=8, temperature=0.8, seed=2).token_ids
+    assert second.wait() == alone(engine, turn, 2, 8).token_ids
     assert second.steps[0].num_cached == 128  # of 150 ids that were there
-    worker.stop()
 
 
 @pytest.mark.parametrize("blocks", [0, 3])
-def test_the_cache_keeps_within_its_bound(folders, blocks):
+def test_the_cache_keeps_within_its_bound(folders, work, blocks):
     """What was not used for longest goes first, from its end; a bound of nothing is no cache."""
     engine = load(folders, None)
-    probe = started(engine)
+    probe = work(engine, start=True)
     asked(probe, job(engine, ids(0, 65), 1, 1)).wait()
     probe.stop()
     size = probe._batch.cache.num_bytes
-    worker = started(engine, cache_bytes=blocks * size)
+    worker = work(engine, start=True, cache_bytes=blocks * size)
     cached = []
     for prompt in (ids(0, 140), ids(0, 140), ids(1, 70), ids(0, 70), ids(2, 70), ids(0, 140), ids(1, 70)):
         listener = asked(worker, job(engine, prompt, 1, 2))
-        assert listener.wait() == engine.generate(prompt, max_new_tokens=2, temperature=0.8, seed=1).token_ids
+        assert listener.wait() == alone(engine, prompt, 1, 2).token_ids
         cached.append(listener.steps[0].num_cached)
         assert worker._batch.cache.num_bytes <= blocks * size
     assert cached == [0] * 7 if blocks == 0 else [0, 128, 0, 64, 0, 64, 0]
-    worker.stop()
 
 
-def test_a_prompt_that_is_cancelled_or_fails_while_it_is_read_leaves_the_others(folders, monkeypatch):
+def test_a_prompt_that_is_cancelled_or_fails_while_it_is_read_leaves_the_others(folders, work, monkeypatch):
     engine = load(folders, tree="chain:3")
-    worker = Worker(engine, max_batch=3)
+    worker = work(engine, max_batch=3)
     read = PrefixCache.keep
     gone, broken, good = Listener(), Listener(), Listener()
     tickets = [worker.submit(job(engine, ids(i, 400), i, 8), x) for i, x in enumerate((gone, broken, good))]
@@ -143,22 +131,20 @@ def test_a_prompt_that_is_cancelled_or_fails_while_it_is_read_leaves_the_others(
 
     monkeypatch.setattr(PrefixCache, "keep", keep)
     finish(worker, broken, good)
-    assert good.wait() == engine.generate(ids(2, 400), max_new_tokens=8, temperature=0.8, seed=2).token_ids
+    assert good.wait() == alone(engine, ids(2, 400), 2, 8).token_ids
     assert gone.news == []
     assert broken.news[0].message.startswith("The memory did not suffice")
     assert (worker.running, worker.alive) == (0, True)
-    worker.stop()
 
 
-def test_a_drafter_that_fails_at_a_prompt_costs_speed_alone(folders, monkeypatch):
+def test_a_drafter_that_fails_at_a_prompt_costs_speed_alone(folders, work, monkeypatch):
     engine = load(folders, tree="chain:3")
     session = type(engine.drafter.open(1, 16))
     monkeypatch.setattr(session, "_read", lambda self, row, text: 1 / 0)
-    worker = Worker(engine)
+    worker = work(engine)
     listener = asked(worker, job(engine, ids(0, 200), 1, 20))
     finish(worker, listener)
-    assert listener.ids == engine.generate(ids(0, 200), max_new_tokens=20, temperature=0.8, seed=1).token_ids
-    worker.stop()
+    assert listener.ids == alone(engine, ids(0, 200), 1, 20).token_ids
 
 
 def model_of(kind: str, folders: dict[str, str]) -> CausalLM:
@@ -217,25 +203,24 @@ def test_a_block_that_another_text_put_is_taken(folders):
 
 
 @pytest.mark.parametrize("vocab", one_in(3, ["tli", "slem", "slrs", "auto"]))
-def test_drafters_with_another_vocabulary_read_for_themselves(vocab):
+def test_drafters_with_another_vocabulary_read_for_themselves(work, vocab):
     """Nothing of theirs is kept; prompts of several blocks and long texts come out as the engine's."""
     method = "auto" if vocab == "auto" else "fixed"
     engine = zoo.load_bytes(vocab=vocab, tree=None if vocab == "auto" else "chain:3", method=method)
     engine = replace(engine, eos_ids=frozenset())
-    worker = Worker(engine, max_batch=2)
+    worker = work(engine, max_batch=2)
     prompts = [[5 + i % 90 for i in range(length)] for length in (20, 150, 150)]
-    listeners = [asked(worker, job(engine, prompt, 0, 60, temperature=0.0)) for prompt in prompts]
+    listeners = [asked(worker, job(engine, prompt, 0, 60, 0.0)) for prompt in prompts]
     finish(worker, *listeners)
     for prompt, listener in zip(prompts, listeners, strict=True):
-        assert listener.wait() == engine.generate(prompt, max_new_tokens=60, temperature=0.0).token_ids
+        assert listener.wait() == alone(engine, prompt, 0, 60, 0.0).token_ids
     assert worker.alive
-    worker.stop()
 
 
-def test_the_cache_does_not_outlive_its_drafter(folders, monkeypatch):
+def test_the_cache_does_not_outlive_its_drafter(folders, work, monkeypatch):
     """A head that fails for every text is left, and with it the hidden states that were kept for it; it comes back."""
     engine = load(folders, "eagle", tree="chain:3")
-    worker = Worker(engine, max_batch=2)
+    worker = work(engine, max_batch=2)
     broken = threading.Event()
     propose = LMDraftSession.propose
 
@@ -249,13 +234,12 @@ def test_the_cache_does_not_outlive_its_drafter(folders, monkeypatch):
     broken.set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftFailedWarning)
-        pair = [asked(worker, job(engine, ids(8, 150), 0, 12, temperature=0.0)) for _ in range(2)]
+        pair = [asked(worker, job(engine, ids(8, 150), 0, 12, 0.0)) for _ in range(2)]
         texts = [listener.wait() for listener in pair]
     broken.clear()
-    last = asked(worker, job(engine, ids(8, 150), 0, 12, temperature=0.0))
-    want = engine.generate(ids(8, 150), max_new_tokens=12, temperature=0.0).token_ids
+    last = asked(worker, job(engine, ids(8, 150), 0, 12, 0.0))
+    want = alone(engine, ids(8, 150), 0, 12, 0.0).token_ids
     assert [*texts, last.wait()] == [want] * 3
-    worker.stop()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +263,6 @@ def test_a_seed_that_is_named_fixes_the_text(folders, drafter, method, more, dep
 
 
 def test_sessions_that_cannot_be_copied_are_known(folders):
-    sessions = [load(folders, name, tree="chain:3").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
-    assert [isinstance(session, PrefixSession) for session in sessions] == [True, False, False]
-    auto = [load(folders, name, method="auto").drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
-    assert [isinstance(session, PrefixSession) for session in auto] == [True, False, False]
+    for options in ({"tree": "chain:3"}, {"method": "auto"}):
+        sessions = [load(folders, name, **options).drafter.open(1, 32) for name in ("drafter", "eagle", "ngram")]
+        assert [isinstance(session, PrefixSession) for session in sessions] == [True, False, False]

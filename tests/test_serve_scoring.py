@@ -1,19 +1,17 @@
 """Log probabilities of prompts: the model's own, at every length, and no text beside them changes."""
 
 from dataclasses import replace
-from typing import Any
 
-import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import tiny
 from foretoken.engine import Engine
 from foretoken.models.target import LMTargetSession
 from foretoken.serve.prefix import BLOCK
-from foretoken.serve.worker import Worker
-from listening import PATIENCE, asked, finish, job, load, saved, started
+from listening import alone, asked, finish, job, load
+from listening import folders as folders  # fixtures
+from listening import work as work
 from serving import NAME, toy_engine
 from serving import client as client  # fixtures
 from serving import server as server
@@ -24,23 +22,18 @@ LENGTHS = (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK + 7)
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return toy_engine(tmp_path_factory.mktemp("served"))
 
 
 @pytest.mark.parametrize("new", [0, 9])
 @pytest.mark.parametrize("drafter", [None, "drafter", "ngram"])
-def test_they_are_transformers_own(folders: dict[str, str], drafter: str | None, new: int) -> None:
+def test_they_are_transformers_own(folders, work, drafter, new):
     engine = load(folders, drafter)
     model = AutoModelForCausalLM.from_pretrained(folders["target"])
     plain = [job(engine, TEXT[:length], 3, max(new, 1)) for length in LENGTHS]
     scored = [replace(one, top_logprobs=2, scores_prompt=True, max_new_tokens=new) for one in plain]
-    worker = Worker(engine, max_batch=4)
+    worker = work(engine, max_batch=4)
     listeners = [asked(worker, one) for one in [*scored, *plain]]
     finish(worker, *listeners)
     again = [asked(worker, one) for one in scored]  # the prefix cache has the prompts now
@@ -63,38 +56,24 @@ def test_they_are_transformers_own(folders: dict[str, str], drafter: str | None,
             assert [logprob for _, logprob in x.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-4)
 
 
-def test_what_was_scored_is_not_read_again(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_scored_is_not_read_again(folders, work, monkeypatch):
     engine = load(folders, None)
     one = job(engine, TEXT[: 2 * BLOCK + 9], 3, 4)
-    read: list[int] = []
-    whole = LMTargetSession.read
+    read, whole = [], LMTargetSession.read
 
     def counted(self: LMTargetSession, row: int, sequence: object, end: int) -> None:
         read.append(end)
         whole(self, row, sequence, end)
 
     monkeypatch.setattr(LMTargetSession, "read", counted)
-    worker = started(engine, max_batch=2)
+    worker = work(engine, start=True, max_batch=2)
     asked(worker, replace(one, top_logprobs=0, scores_prompt=True)).wait()
     assert read == []
     asked(worker, job(engine, "x" + TEXT[: 2 * BLOCK], 3, 4)).wait()
     assert read != []
-    worker.stop()
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_scored_to_its_end(folders: dict[str, str]) -> None:
-    engine = load(folders, None)
-    worker = Worker(engine, max_batch=2)
-    long = asked(worker, replace(job(engine, TEXT[:200], 3, 4), scores_prompt=True))
-    (ticket,) = worker._waiting
-    worker.cancel(ticket)
-    good = asked(worker, job(engine, "a", 3, 4))
-    finish(worker, good)
-    worker.stop()
-    assert long.news == []
-
-
-def test_a_prompt_that_fails_fails_alone(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_fails_fails_alone(folders, work, monkeypatch):
     engine = load(folders, None)
     whole = LMTargetSession.score
 
@@ -104,29 +83,25 @@ def test_a_prompt_that_fails_fails_alone(folders: dict[str, str], monkeypatch: p
         return whole(self, sequences, trees)
 
     monkeypatch.setattr(LMTargetSession, "score", failing)
-    worker = Worker(engine, max_batch=2)
+    worker = work(engine, max_batch=2)
     bad = asked(worker, replace(job(engine, TEXT[:200], 3, 4), scores_prompt=True))
     good = asked(worker, replace(job(engine, TEXT[:9], 3, 4), scores_prompt=True))
-    finish(worker, good)
-    assert bad.done.wait(PATIENCE)
+    finish(worker, good, bad)
     assert bad.news[-1].message.startswith("The memory did not suffice")
-    assert good.ids == list(engine.generate(TEXT[:9], max_new_tokens=4, temperature=0.8, seed=3).token_ids)
+    assert good.ids == alone(engine, TEXT[:9], 3, 4).token_ids
     assert worker.alive
-    worker.stop()
 
 
 @pytest.mark.parametrize("new", [0, 1, 6])
-def test_a_client_gets_those_of_the_prompt_and_of_the_text(engine: Engine, client: openai.OpenAI, new: int) -> None:
+def test_a_client_gets_those_of_the_prompt_and_of_the_text(engine, client, new):
     """As lm-eval asks for them: several prompts, as ids; and in a stream the same."""
     ids = [engine.encode(text) for text in ("def f(x):", "é = 'ü'\n", "x" * (BLOCK + 9), "a")]
-    asked: dict[str, Any] = {"model": NAME, "prompt": ids, "logprobs": 1, "echo": True, "temperature": 0}
-    asked["max_tokens"] = new
+    asked = {"model": NAME, "prompt": ids, "logprobs": 1, "echo": True, "temperature": 0, "max_tokens": new}
     whole = client.completions.create(**asked)
-    assert whole.usage is not None
     assert whole.usage.completion_tokens <= len(ids) * new
     plain = {**asked, "max_tokens": max(new, 1), "logprobs": None, "echo": None}
     texts = [choice.text for choice in client.completions.create(**plain).choices]
-    streamed: list[dict[str, Any]] = [{"text": "", "tokens": [], "token_logprobs": []} for _ in ids]
+    streamed = [{"text": "", "tokens": [], "token_logprobs": []} for _ in ids]
     for chunk in client.completions.create(stream=True, **asked):
         for part in chunk.choices:
             streamed[part.index]["text"] += part.text
@@ -135,13 +110,9 @@ def test_a_client_gets_those_of_the_prompt_and_of_the_text(engine: Engine, clien
     rows = engine.target.lm.open(1, 2 * BLOCK)
     for choice, prompt, text, parts in zip(whole.choices, ids, texts, streamed, strict=True):
         listed = choice.logprobs
-        assert listed is not None
-        assert listed.tokens is not None
-        assert listed.token_logprobs is not None
-        assert listed.top_logprobs is not None
         assert choice.text == parts["text"] == engine.tokenizer.decode(prompt) + (text if new else "")
         assert (listed.tokens, listed.token_logprobs) == (parts["tokens"], parts["token_logprobs"])
-        assert len(prompt) + (new > 0) <= len(listed.tokens) == len(listed.text_offset or ()) <= len(prompt) + new
+        assert len(prompt) + (new > 0) <= len(listed.tokens) == len(listed.text_offset) <= len(prompt) + new
         assert (listed.token_logprobs[0], listed.top_logprobs[0]) == (None, None)
         rows.join()
         (logits,) = rows.score([prompt], [range(-1, len(prompt) - 1)])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import serving
-from calling import BARE, MARKED, MARKS, ONE, SETTINGS, TOOLS, TWO, WEATHER, both, marked, tokenizer_of, tool
+from calling import BARE, MARKED, MARKS, ONE, TOOLS, TWO, WEATHER, both, marked, tokenizer_of, tool
 from calling import bare as bare  # fixtures
 from calling import engine as engine
 from foretoken.serve.calls import HERMES
@@ -50,9 +50,8 @@ def test_a_call_that_must_be_made_fits_its_schema(client):
 
 @pytest.mark.parametrize("form", one_in(2, ["marked", "bare"]))
 def test_a_named_function_is_called_once(form, server, bare):
-    named = {"type": "function", "function": {"name": "weather"}}
     with serving.client_of(server if form == "marked" else bare) as client:
-        for asked in ({"tool_choice": named}, {"tool_choice": "required", "parallel_tool_calls": False}):
+        for asked in ({"tool_choice": NAMED}, {"tool_choice": "required", "parallel_tool_calls": False}):
             for seed in range(4):
                 for message, reason in both(client, tools=TOOLS, seed=seed, temperature=1.5, **asked):
                     (call,) = message.tool_calls
@@ -72,47 +71,44 @@ def accepted(tokenizer, text, **asked):
     return begins, begins and held.allows(ids, end)
 
 
+def check(tokenizer, yes=(), no=(), begun=(), **asked):
+    """yes, no, begun: answers that a request allows, others, and texts that may only be the beginning of one."""
+    for answers, wanted in ((yes, (True, True)), (no, (False, False)), (begun, (True, False))):
+        for answer in answers:
+            assert accepted(tokenizer, answer, **asked) == wanted, answer
+
+
 STRICT = {"tools": [tool(strict=True), TOOLS[1]]}
+NAMED = {"type": "function", "function": {"name": "weather"}}
+ONLY_ONE = {"tools": TOOLS, "parallel_tool_calls": False}
 
 
 @pytest.mark.parametrize("added", [(), MARKS, MARKS[:1]])
 def test_what_marked_calls_are_held_to(added):
     tokenizer = tokenizer_of(MARKED, added)
     bad, other = marked("weather", '{"city": "Rom"}'), marked("other", "{}")
-    yes, no = (True, True), (False, False)
-    for text in ("", "A text.", "1 < 2", "<think>a<think>", f"So: {ONE}", f"{ONE}\n{ONE} <think>and {TWO} so"):
-        assert accepted(tokenizer, text, **STRICT) == yes
-    assert accepted(tokenizer, marked("clock", '{"a": 1}'), **STRICT) == yes  # which is not strict
-    for text in (bad, "So: <tool_call>x", other, f"{ONE}<think>{bad}"):
-        assert accepted(tokenizer, text, **STRICT) == no
-    assert accepted(tokenizer, "<tool_call>", **STRICT) == (True, False)
-    for text in ("", "A <think> text.", f"So: {ONE}", bad):
-        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == yes
-    for text in (f"{ONE}\n{ONE}", f"{ONE} and", other):
-        assert accepted(tokenizer, text, tools=TOOLS, parallel_tool_calls=False) == no
-    for text in (ONE, f"{ONE}\n{TWO}"):
-        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == yes
-    for text in ("A", bad, f"{ONE}\n{bad}", marked("clock", '{"a": 1}')):
-        assert accepted(tokenizer, text, tools=TOOLS, tool_choice="required") == no
-    named = {"type": "function", "function": {"name": "weather"}}
-    assert accepted(tokenizer, ONE, tools=TOOLS, tool_choice=named) == yes
-    for text in (TWO, f"{ONE}\n{ONE}"):
-        assert accepted(tokenizer, text, tools=TOOLS, tool_choice=named) == no
+    loose = marked("clock", '{"a": 1}')  # of a function that is not strict
+    yes = ("", "A text.", "1 < 2", "<think>a<think>", f"So: {ONE}", f"{ONE}\n{ONE} <think>and {TWO} so", loose)
+    check(tokenizer, yes, (bad, "So: <tool_call>x", other, f"{ONE}<think>{bad}"), ("<tool_call>",), **STRICT)
+    check(tokenizer, ("", "A <think> text.", f"So: {ONE}", bad), (f"{ONE}\n{ONE}", f"{ONE} and", other), **ONLY_ONE)
+    no = ("A", bad, f"{ONE}\n{bad}", loose)
+    check(tokenizer, (ONE, f"{ONE}\n{TWO}"), no, tools=TOOLS, tool_choice="required")
+    check(tokenizer, (ONE,), (TWO, f"{ONE}\n{ONE}"), tools=TOOLS, tool_choice=NAMED)
     free, _ = grammar_of(ChatRequest.model_validate({"messages": USER, "tools": TOOLS}), HERMES, tokenizer)
     assert free is None
+
+
+BARE_CALL = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
 
 
 @pytest.mark.parametrize("added", [(), ("<think>",)])
 def test_what_calls_without_marks_are_held_to(added):
     tokenizer = tokenizer_of(BARE, added)
-    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
-    for text in ("", "A text.", '{"n": 1}', call, f"So: {call}", "<think>a"):
-        assert accepted(tokenizer, text, **STRICT) == (True, True)
-    assert accepted(tokenizer, "\n " + call.replace('{"name"', '{ "name"'), **STRICT) == (True, True)
-    for text in (call + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"', '\n{ "name" :"other"'):
-        assert accepted(tokenizer, text, **STRICT) == (False, False)
-    assert accepted(tokenizer, call, tools=TOOLS, tool_choice="required") == (True, True)
-    assert accepted(tokenizer, "A", tools=TOOLS, tool_choice="required") == (False, False)
+    yes = ["", "A text.", '{"n": 1}', BARE_CALL, f"So: {BARE_CALL}", "<think>a"]
+    yes += ["\n " + BARE_CALL.replace('{"name"', '{ "name"')]
+    no = (BARE_CALL + " ", '{"name": "other"', '{"name": "weather", "parameters": {"a"', '\n{ "name" :"other"')
+    check(tokenizer, yes, no, **STRICT)
+    check(tokenizer, (BARE_CALL,), ("A",), tools=TOOLS, tool_choice="required")
 
 
 BARE_ONE, BARE_TWO = (text.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>") for text in (ONE, TWO))
@@ -126,22 +122,15 @@ def fenced(*calls):
 @pytest.mark.parametrize("added", [(), MARKS])
 def test_what_calls_that_lack_their_marks_are_held_to(added):
     tokenizer = tokenizer_of(MARKED, added)
-    bad, named = BARE_ONE.replace("Rom", "rom"), {"tools": [tool("get-x", strict=True)]}
+    bad = BARE_ONE.replace("Rom", "rom")
     one = [BARE_ONE, f"\n{SPACED}\n", BARE_TWO, fenced(SPACED), f"```{BARE_ONE}```"]
     several = [f"{BARE_ONE}\n{SPACED}", fenced(BARE_ONE, BARE_TWO), f"{fenced(BARE_ONE)}\n\n{fenced(SPACED)}\n"]
     text = ['{"name": "other", "arguments": {"a"', f"So: {bad}", fenced('{"name": "weather"}'), "```", f"{{}} {ONE}"]
-    for answer in one + several + text:
-        assert accepted(tokenizer, answer, **STRICT) == (True, True), answer
-    for answer in (bad, fenced(bad), BARE_ONE + " so", fenced(BARE_ONE) + " so", f"{BARE_ONE}\n{bad}", f"{bad} {ONE}"):
-        assert accepted(tokenizer, answer, **STRICT) == (False, False), answer
-    for answer in (BARE_ONE[:-1], fenced(BARE_ONE)[:-1]):
-        assert accepted(tokenizer, answer, **STRICT) == (True, False), answer
-    for answer in one + text:
-        assert accepted(tokenizer, answer, tools=TOOLS, parallel_tool_calls=False) == (True, True), answer
-    for answer in several:
-        assert accepted(tokenizer, answer, tools=TOOLS, parallel_tool_calls=False) == (False, False), answer
-    assert accepted(tokenizer, BARE_ONE.replace("weather", "get-x"), **named) == (True, True)
-    assert accepted(tokenizer, bad.replace("weather", "get-x"), **named) == (False, False)
+    no = (bad, fenced(bad), BARE_ONE + " so", fenced(BARE_ONE) + " so", f"{BARE_ONE}\n{bad}", f"{bad} {ONE}")
+    check(tokenizer, one + several + text, no, (BARE_ONE[:-1], fenced(BARE_ONE)[:-1]), **STRICT)
+    check(tokenizer, one + text, several, **ONLY_ONE)
+    yes, no = ([each.replace("weather", "get-x")] for each in (BARE_ONE, bad))
+    check(tokenizer, yes, no, tools=[tool("get-x", strict=True)])
 
 
 PERSON = {"type": "object", "properties": {"name": {"enum": ["Ann", "weather"]}, "age": {"enum": [3, 4]}}}
@@ -153,66 +142,18 @@ ANN, NAMESAKE = '{"name": "Ann", "age": 3}', '{"name": "weather", "age": 3}'
 @pytest.mark.parametrize("added", [(), MARKS])
 def test_an_answer_with_tools_and_a_form_of_text_is_calls_or_the_text(added):
     tokenizer = tokenizer_of(MARKED, added)
-    asked = {"tools": [tool(strict=True), TOOLS[1]], "response_format": AS_PERSON}
+    asked = {**STRICT, "response_format": AS_PERSON}
     one, several = [ONE, TWO, BARE_ONE, BARE_TWO], [f"{ONE}\n{TWO}", f"{BARE_ONE}\n{BARE_TWO}"]
-    bad = BARE_ONE.replace("Rom", "rom")
-    for answer in (ANN, NAMESAKE, *one, *several):
-        assert accepted(tokenizer, answer, **asked) == (True, True), answer
-    for answer in ("A", f"So: {ONE}", f"{ANN}\n{ONE}", f"{ONE}\n{ANN}", bad, marked("weather", "{"), fenced(ANN), "{}"):
-        assert accepted(tokenizer, answer, **asked) == (False, False), answer
-    assert accepted(tokenizer, "", **asked) == (True, False)
-    for answer in (ANN, *one):
-        assert accepted(tokenizer, answer, parallel_tool_calls=False, **asked) == (True, True), answer
-    for answer in several:
-        assert accepted(tokenizer, answer, parallel_tool_calls=False, **asked) == (False, False), answer
+    no = ["A", f"So: {ONE}", f"{ANN}\n{ONE}", f"{ONE}\n{ANN}", BARE_ONE.replace("Rom", "rom"), marked("weather", "{")]
+    check(tokenizer, [ANN, NAMESAKE, *one, *several], [*no, fenced(ANN), "{}"], [""], **asked)
+    check(tokenizer, [ANN, *one], several, parallel_tool_calls=False, **asked)
     asked["response_format"] = {"type": "json_object"}
-    for answer in (ANN, "{}", f"{ONE}\n{TWO}", BARE_ONE):
-        assert accepted(tokenizer, answer, **asked) == (True, True), answer
-    for answer in ("A", "[]", f"So: {ONE}"):
-        assert accepted(tokenizer, answer, **asked) == (False, False), answer
-    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):  # no text, and so no form of it
-        assert accepted(tokenizer, ONE, tool_choice=choice, **asked) == (True, True)
-        assert accepted(tokenizer, ANN, tool_choice=choice, **asked) == (False, False)
+    check(tokenizer, (ANN, "{}", f"{ONE}\n{TWO}", BARE_ONE), ("A", "[]", f"So: {ONE}"), **asked)
+    check(tokenizer, (ANN, "{}"), ("A", "[]", ONE), tool_choice="none", **asked)
+    for choice in ("required", NAMED):  # no text, and so no form of it
+        check(tokenizer, (ONE,), (ANN,), tool_choice=choice, **asked)
 
 
 def test_an_answer_with_a_form_of_text_and_tools_without_marks():
-    tokenizer = tokenizer_of(BARE)
-    asked = {"tools": [tool(strict=True), TOOLS[1]], "response_format": AS_PERSON}
-    call = '{"name": "weather", "parameters": {"city": "Rom", "days": 1}}'
-    for answer in (ANN, NAMESAKE, call):
-        assert accepted(tokenizer, answer, **asked) == (True, True), answer
-    for answer in ("A", call.replace("Rom", "rom"), f"{call}\n{call}", ONE):
-        assert accepted(tokenizer, answer, **asked) == (False, False), answer
-
-
-@pytest.mark.parametrize("form", ["marked", "bare"])
-def test_tools_and_a_form_of_text_are_answered_with_either(form, engine, server, bare):
-    found = set()
-    with serving.client_of(server if form == "marked" else bare) as client:
-        for seed in range(6):
-            likely = ("", "{A", "{wr")[seed % 3]  # letters that lead to either
-            bias = {str(engine.tokenizer.convert_tokens_to_ids(letter)): 100 for letter in likely}
-            asked = {"tools": [tool(strict=True)], "response_format": AS_PERSON, "seed": seed, "temperature": 1.5}
-            for message, reason in both(client, logit_bias=bias, **asked):
-                if reason == "length":  # call after call
-                    continue
-                found.add(reason)
-                if reason == "tool_calls":
-                    assert message.content is None
-                    assert all(fits(call) for call in message.tool_calls)
-                else:
-                    assert message.content in (ANN, ANN.replace("3", "4"), NAMESAKE, NAMESAKE.replace("3", "4"))
-    assert found == {"stop", "tool_calls"}
-
-
-def test_a_strict_function_may_be_left_uncalled(client):
-    got = client.chat.completions.create(tools=[tool(strict=True)], **{**SETTINGS, "max_tokens": 16}).choices[0]
-    assert got.message.tool_calls is None
-    assert got.message.content
-
-
-def test_tools_with_a_form_of_text_where_no_call_is_made(client):
-    got = client.chat.completions.create(
-        tools=TOOLS, tool_choice="none", response_format={"type": "json_object"}, **SETTINGS
-    )
-    assert got.choices[0].finish_reason == "length" or json.loads(got.choices[0].message.content) is not None
+    no = ("A", BARE_CALL.replace("Rom", "rom"), f"{BARE_CALL}\n{BARE_CALL}", ONE)
+    check(tokenizer_of(BARE), (ANN, NAMESAKE, BARE_CALL), no, response_format=AS_PERSON, **STRICT)

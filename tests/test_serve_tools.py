@@ -12,13 +12,20 @@ from calling import says as says
 from foretoken.core.errors import ForetokenError
 from foretoken.serve.calls import HERMES, LLAMA
 from foretoken.serve.tools import tool_use
-from serving import CHAT, USER
+from limited import error
+from serving import CHAT, COMPLETION, USER
 from serving import client as client  # fixtures
 from serving import server as server
 
 
 class City(pydantic.BaseModel):
     city: str
+
+
+def written(server, engine, messages, **more):
+    """What the chat template writes for a conversation."""
+    told = server.post("/tokenize", {"messages": messages, **more}).json()["tokens"]
+    return engine.tokenizer.decode(told)
 
 
 def test_an_answer_is_taken_back(client, server, engine, says):
@@ -33,34 +40,30 @@ def test_an_answer_is_taken_back(client, server, engine, says):
             for call, content in zip(message.tool_calls, ("cold", "noon"), strict=True)
         ]
         conversation = [*USER, sent, *results]
-        told = server.post("/tokenize", {"messages": conversation}).json()["tokens"]
-        assert engine.tokenizer.decode(told) == wanted
+        assert written(server, engine, conversation) == wanted
         client.chat.completions.create(**{**SETTINGS, "messages": conversation}, tools=TOOLS)
-        offered = server.post("/tokenize", {"messages": conversation, "tools": TOOLS}).json()["tokens"]
         tools = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in TOOLS)
-        assert engine.tokenizer.decode(offered) == f"Tools:{tools}<|end|>\n{wanted}"
+        assert written(server, engine, conversation, tools=TOOLS) == f"Tools:{tools}<|end|>\n{wanted}"
     says(ONE)
     for message, _ in both(client, tools=TOOLS):
         sent = message.model_dump()
         assert sent["content"] is None
-        told = server.post("/tokenize", {"messages": [*USER, sent]}).json()["tokens"]
-        assert engine.tokenizer.decode(told) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
-        assert engine.encode([*USER, sent]) == told  # the Python interface takes the same
+        assert written(server, engine, [*USER, sent]) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
+        assert engine.tokenizer.decode(engine.encode([*USER, sent])) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
 
 
 def test_an_answer_that_the_client_has_parsed_is_taken_back(client, server, engine, says):
-    def written(message):
-        told = server.post("/tokenize", {"messages": [*USER, message.model_dump(warnings=False)]}).json()["tokens"]
-        return engine.tokenizer.decode(told)
+    def sent(message):
+        return written(server, engine, [*USER, message.model_dump(warnings=False)])
 
     says(ONE)
     got = client.chat.completions.parse(tools=[tool(strict=True)], **SETTINGS).choices[0].message
     assert got.tool_calls[0].function.parsed_arguments == {"city": "Rom", "days": 1}
-    assert written(got) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
+    assert sent(got) == f"u:hi<|end|>\na:{ONE}<|end|>\na:"
     says('{"city": "Rom"}')
     got = client.chat.completions.parse(response_format=City, **SETTINGS).choices[0].message
     assert got.parsed == City(city="Rom")
-    assert written(got) == 'u:hi<|end|>\na:{"city": "Rom"}<|end|>\na:'
+    assert sent(got) == 'u:hi<|end|>\na:{"city": "Rom"}<|end|>\na:'
 
 
 def test_reasoning_is_sent_back_to_templates_that_read_it(tmp_path):
@@ -72,13 +75,20 @@ def test_reasoning_is_sent_back_to_templates_that_read_it(tmp_path):
 
 
 def test_roles_and_names(server, engine):
-    def written(*messages):
-        return engine.tokenizer.decode(server.post("/tokenize", {"messages": messages}).json()["tokens"])
-
-    assert written({"role": "developer", "content": "D"}, *USER) == "s:D<|end|>\nu:hi<|end|>\na:"
-    assert written({"role": "user", "content": "x", "name": "ann"}) == "u(ann):x<|end|>\na:"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert written({"role": "user", "content": parts, "refusal": None}) == "u:a\nb<|end|>\na:"
+    for messages, wanted in (
+        ([{"role": "developer", "content": "D"}, *USER], "s:D<|end|>\nu:hi<|end|>\na:"),
+        ([{"role": "user", "content": "x", "name": "ann"}], "u(ann):x<|end|>\na:"),
+        ([{"role": "user", "content": parts, "refusal": None}], "u:a\nb<|end|>\na:"),
+    ):
+        assert written(server, engine, messages) == wanted
+
+
+def calling(arguments, role="assistant"):
+    return {"messages": [{"role": role, "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]}
+
+
+IMPOSSIBLE = tool(parameters={"properties": {"a": {"not": {}}}}, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +115,7 @@ def test_roles_and_names(server, engine):
         ({"tools": TOOLS, "response_format": {"type": "json_schema"}}, "response_format", "no json_schema"),
         ({"tools": TOOLS, "structured_outputs": {"regex": "a"}}, "structured_outputs", "without calls"),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "leave out either"),
-        (
-            {"tools": [tool(parameters={"properties": {"a": {"not": {}}}}, strict=True)]},
-            "tools.0.function.parameters",
-            "cannot be enforced",
-        ),
+        ({"tools": [IMPOSSIBLE]}, "tools.0.function.parameters", "cannot be enforced"),
         ({"functions": []}, "functions", "Unknown field"),
         ({"messages": [{"role": "clown", "content": "x"}]}, "messages.0.role", "'developer'"),
         ({"messages": [{"role": "user"}]}, "messages", "Message 1 of the conversation has no content"),
@@ -117,38 +123,20 @@ def test_roles_and_names(server, engine):
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages", "has no content"),
         ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages.0.audio", "Unknown field"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function", ""),
-        (
-            {"messages": [{"role": "user", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]},
-            "messages",
-            "only the assistant's",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
-            "messages",
-            "The arguments of call 1 of message 1 of the conversation",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages",
-            "are not those of a call",
-        ),
+        (calling("{}", "user"), "messages", "only the assistant's"),
+        (calling("[]"), "messages", "The arguments of call 1 of message 1 of the conversation"),
+        (calling("{"), "messages", "are not those of a call"),
     ],
 )
 def test_what_is_refused_is_told_by_name(server, body, param, says):
-    answer = server.post(CHAT, {"messages": USER, "max_tokens": 4, **body})
-    assert answer.status_code == 400
-    told = answer.json()["error"]
+    told = error(server.post(CHAT, {"messages": USER, "max_tokens": 4, **body}))
     assert told["param"] == param
     assert says in told["message"]
 
 
 def test_only_messages_have_tools(server):
-    for path, body in (
-        ("/tokenize", {"prompt": "x", "tools": TOOLS}),
-        ("/v1/completions", {"prompt": "x", "tools": TOOLS}),
-    ):
-        answer = server.post(path, body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    for path in ("/tokenize", COMPLETION):
+        assert error(server.post(path, {"prompt": "x", "tools": TOOLS}))["param"] == "tools"
 
 
 def test_a_template_without_tools(tmp_path):
@@ -163,18 +151,17 @@ def test_a_template_without_tools(tmp_path):
     with serving.served(with_template(tmp_path, plain)) as running:
         for path in (CHAT, "/tokenize"):
             for body, param in cases:
-                answer = running.post(path, body)
-                assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == param
-                assert "chat template" in answer.json()["error"]["message"]
+                told = error(running.post(path, body))
+                assert told["param"] == param
+                assert "chat template" in told["message"]
 
 
 def test_a_template_whose_calls_are_not_known(tmp_path):
     with serving.served(with_template(tmp_path, XML)) as running:
         asked = {"messages": USER, "tools": TOOLS, "max_tokens": 4}
-        answer = running.post(CHAT, asked)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
-        assert "a form that this server does not read" in answer.json()["error"]["message"]
+        told = error(running.post(CHAT, asked))
+        assert told["param"] == "tools"
+        assert "a form that this server does not read" in told["message"]
         assert running.post(CHAT, {**asked, "tool_choice": "none"}).status_code == 200
         assert running.post("/tokenize", {"messages": USER, "tools": TOOLS}).status_code == 200
 

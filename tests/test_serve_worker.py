@@ -1,22 +1,23 @@
 """The thread that owns the model: every job has the text that it would have alone, whoever joins, leaves or fails."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 import foretoken
-import tiny
 from foretoken.core.errors import GrammarError
 from foretoken.decode import Decoder, DraftFailedWarning
 from foretoken.draft.store import Store
 from foretoken.serve import batch
 from foretoken.serve.batch import Batch, Ticket
 from foretoken.serve.errors import ApiError
-from foretoken.serve.jobs import StepTree
 from foretoken.serve.owner import Owner
 from foretoken.serve.worker import Worker
-from listening import PATIENCE, Listener, Raises, asked, finish, job, load, saved, started
+from listening import PATIENCE, Listener, Raises, alone, asked, finish, job, load
+from listening import folders as folders  # fixtures
+from listening import work as work
 from raising import raising
 from serving import wait_until
 
@@ -24,9 +25,23 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "é", "return x"]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return saved(tiny.llama(0, hidden=64), tmp_path_factory.mktemp("models"))
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[int]], bool]], list[int]]:
+    """Makes a step fail for lack of memory where it is told so of the sizes of all steps so far; these sizes."""
+
+    def short(lacks: Callable[[list[int]], bool]) -> list[int]:
+        step, sizes = Decoder.step, []
+
+        def limited(decoder: Decoder) -> list:
+            sizes.append(len(decoder.sequences))
+            if lacks(sizes):
+                raise MemoryError
+            return step(decoder)
+
+        monkeypatch.setattr(Decoder, "step", limited)
+        return sizes
+
+    return short
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -34,29 +49,30 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ("drafter", "options"),
     [(None, {}), ("drafter", {"tree": "chain:3"}), ("drafter", {"tree": "kary:2x2"}), ("ngram", {"tree": "chain:4"})],
 )
-def test_texts_are_those_of_the_engine_alone(folders, drafter, options, temperature):
+def test_texts_are_those_of_the_engine_alone(folders, work, drafter, options, temperature):
     """Eight jobs of different lengths through three rows; some are cancelled on the way."""
     engine = load(folders, drafter, **options)
-    worker = Worker(engine, max_batch=3)
+    worker = work(engine, max_batch=3)
+    jobs = [(PROMPTS[i % 6], i, 6 + 2 * i, temperature) for i in range(8)]
     tickets, listeners = [], []
-    for i in range(8):
+    for i, one in enumerate(jobs):
         gone = i % 4 == 2
-        listener = Listener(lambda me, i=i: worker.cancel(tickets[i]) if i % 4 == 2 and len(me.news) == 2 else None)
-        listeners.append((i, gone, listener))
-    for i, _, listener in listeners:
-        tickets.append(worker.submit(job(engine, PROMPTS[i % 6], i, 6 + 2 * i, temperature), listener))
+        listeners.append(
+            Listener(lambda me, i=i, gone=gone: worker.cancel(tickets[i]) if gone and len(me.news) == 2 else None)
+        )
+        tickets.append(worker.submit(job(engine, *one), listeners[i]))
     worker.start()
-    for i, gone, listener in listeners:
-        if gone:
+    for i, listener in enumerate(listeners):
+        if i % 4 == 2:
             continue
-        want = engine.generate(PROMPTS[i % 6], max_new_tokens=6 + 2 * i, temperature=temperature, seed=i)
+        want = alone(engine, *jobs[i])
         assert listener.wait() == want.token_ids
         assert "".join(step.text for step in listener.steps) == want.text
         assert listener.steps[-1].finish_reason == want.finish_reason
         assert all(len(step.origins) == len(step.token_ids) for step in listener.steps)
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
     worker.stop()
-    assert [len(listener.news) for _, gone, listener in listeners if gone] == [2, 2]
+    assert [len(listener.news) for listener in listeners[2::4]] == [2, 2]
     assert (worker.running, worker.waiting, worker.cache_use, worker.error) == (0, 0, 0.0, None)
 
 
@@ -71,18 +87,17 @@ def test_texts_are_those_of_the_engine_alone(folders, drafter, options, temperat
         (GrammarError("It has no text."), "It has no text.", 400),
     ],
 )
-def test_a_job_that_fails_fails_alone(folders, tree, error, says, status):
+def test_a_job_that_fails_fails_alone(folders, work, tree, error, says, status):
     """The others go on with their own texts, and with their drafter."""
     engine = load(folders, tree=tree)
-    worker = Worker(engine, max_batch=4)
+    worker = work(engine, max_batch=4)
     good = [asked(worker, job(engine, PROMPTS[i], i, 20)) for i in range(3)]
     bad = asked(worker, job(engine, "abc", 9, 40, sampling={"processors": (Raises(error, 12),)}))
-    worker.start()
+    finish(worker, *good, bad)
     for i, listener in enumerate(good):
-        want = engine.generate(PROMPTS[i], max_new_tokens=20, temperature=0.8, seed=i)
+        want = alone(engine, PROMPTS[i], i, 20)
         assert listener.wait() == want.token_ids
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
-    assert bad.done.wait(PATIENCE)
     assert bad.news[-1].message.startswith(says)
     assert bad.news[-1].status == status
     settings = {"max_new_tokens": 40, "temperature": 0.8, "seed": 9, "processors": (Raises(error, 12),)}
@@ -92,57 +107,41 @@ def test_a_job_that_fails_fails_alone(folders, tree, error, says, status):
     assert bad.ids == want
     assert bad.ids
     assert worker.alive
-    worker.stop()
 
 
-def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(folders, monkeypatch):
+def test_a_lasting_shortage_of_memory_makes_the_batch_smaller_until_it_is_empty(folders, work, short):
     """The texts are the engine's, and a few steps fail for all together, not every one."""
-    engine, step, sizes, most = load(folders, tree="chain:3"), Decoder.step, [], 2
-
-    def limited(decoder: Decoder) -> list:
-        sizes.append(len(decoder.sequences))
-        if len(decoder.sequences) > most:
-            raise MemoryError
-        return step(decoder)
-
-    monkeypatch.setattr(Decoder, "step", limited)
-    worker = Worker(engine, max_batch=5)
-    prompts = [prompt * repeated for prompt, repeated in zip(PROMPTS, (1, 10, 1, 1, 1, 12), strict=True)]
-    wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(prompts)]
+    engine, most = load(folders, tree="chain:3"), 2
+    sizes = short(lambda sizes: sizes[-1] > most)
+    worker = work(engine, max_batch=5)
+    jobs = [(PROMPTS[i] * repeated, i, 60) for i, repeated in enumerate((1, 10, 1, 1, 1, 12))]
+    wanted = [alone(engine, *one).token_ids for one in jobs]
     sizes.clear()
     for num_failed in (5, 0):
-        listeners = [asked(worker, job(engine, prompt, i, 60)) for i, prompt in enumerate(prompts)]
+        listeners = [asked(worker, job(engine, *one)) for one in jobs]
         if num_failed:
             worker.start()
-        assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
+        assert [listener.wait() for listener in listeners] == wanted
         # A text that waited and came back: what the cache then holds of it is no part of its prompt.
         assert all(len({step.num_cached for step in listener.steps}) == 1 for listener in listeners)
         assert sum(size > most for size in sizes) <= num_failed, sizes
         most = 5
     assert 5 in sizes
-    worker.stop()
 
 
-def test_a_grammar_that_fails_in_a_repeated_step_is_no_shortage_of_memory(folders, monkeypatch):
+def test_a_grammar_that_fails_in_a_repeated_step_is_no_shortage_of_memory(folders, monkeypatch, short):
     """After two such steps the others would have fewer rows, had no text failed by itself."""
-    engine, step, read, sizes = load(folders, tree="chain:3"), Decoder.step, batch.read_step, []
+    engine, read = load(folders, tree="chain:3"), batch.read_step
     texts, listeners = Batch(engine, 3, 100, 0), [Listener() for _ in range(3)]
     for i, listener in enumerate(listeners):
         texts.join(Ticket(job(engine, PROMPTS[i], i, 40), listener))
-    bad = next(iter(texts._texts))
-
-    def limited(decoder: Decoder) -> list:
-        sizes.append(len(decoder.sequences))
-        if len(decoder.sequences) == 3:
-            raise MemoryError
-        return step(decoder)
+    bad, sizes = next(iter(texts._texts)), short(lambda sizes: sizes[-1] == 3)
 
     def fails(stream, sequence, made):
         if sequence is bad and len(sizes) > 4:
             raise GrammarError("It has no text.")
         return read(stream, sequence, made)
 
-    monkeypatch.setattr(Decoder, "step", limited)
     monkeypatch.setattr(batch, "read_step", fails)
     for _ in range(3):
         texts.step()
@@ -151,87 +150,67 @@ def test_a_grammar_that_fails_in_a_repeated_step_is_no_shortage_of_memory(folder
 
 
 @pytest.mark.parametrize("drafter", ["drafter", "suffix"])
-def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_work(folders, monkeypatch, drafter):
-    engine, step, sizes, ended = load(folders, drafter, tree="chain:3"), Decoder.step, [], []
+def test_after_a_shortage_of_memory_the_batch_grows_again_while_texts_are_in_work(
+    folders, work, monkeypatch, short, drafter
+):
+    engine, ended = load(folders, drafter, tree="chain:3"), []
     monkeypatch.setattr(Store, "add", lambda self, ids: ended.append(len(ids)))
-
-    def limited(decoder: Decoder) -> list:
-        sizes.append(len(decoder.sequences))
-        if len(decoder.sequences) > 1 and len(sizes) < 20:
-            raise MemoryError
-        return step(decoder)
-
-    monkeypatch.setattr(Decoder, "step", limited)
     monkeypatch.setattr(batch, "GOOD_STEPS", 5)
-    worker = Worker(engine, max_batch=4)
-    wanted = [engine.generate(x, max_new_tokens=60, temperature=0.8, seed=i) for i, x in enumerate(PROMPTS)]
+    sizes = short(lambda sizes: sizes[-1] > 1 and len(sizes) < 20)
+    worker = work(engine, max_batch=4)
+    wanted = [alone(engine, prompt, i, 60).token_ids for i, prompt in enumerate(PROMPTS)]
     sizes.clear()
     ended.clear()
     listeners = [asked(worker, job(engine, prompt, i, 60)) for i, prompt in enumerate(PROMPTS)]
     worker.start()
-    assert [listener.wait() for listener in listeners] == [want.token_ids for want in wanted]
+    assert [listener.wait() for listener in listeners] == wanted
     assert 1 in sizes[:20]
     assert max(sizes[20:]) > 1
     worker.stop()
-    whole = sorted(
-        len(engine.encode(prompt)) + len(want.token_ids) for prompt, want in zip(PROMPTS, wanted, strict=True)
-    )
+    whole = sorted(len(engine.encode(prompt)) + len(want) for prompt, want in zip(PROMPTS, wanted, strict=True))
     assert drafter != "suffix" or sorted(ended) == whole, "a text that only moves is no text that ended"
 
 
 @pytest.mark.parametrize("most", [2, 0])
-def test_memory_that_does_not_suffice_to_decode_anew(folders, monkeypatch, most):
+def test_memory_that_does_not_suffice_to_decode_anew(folders, work, monkeypatch, short, most):
     """With room for two rows, the texts go on in two; with room for none, each is told."""
     engine = load(folders, tree="chain:3")
-    worker = Worker(engine, max_batch=4)
-    step, failed = Decoder.step, []
-
-    def fails_once(decoder: Decoder) -> list:
-        if not failed:
-            failed.append(True)
-            raise MemoryError
-        return step(decoder)
-
-    open_rows = Batch._open
+    worker, open_rows, sizes = work(engine, max_batch=4), Batch._open, short(lambda sizes: len(sizes) == 1)
 
     def limited(self, size: int) -> Decoder:
-        if failed and size > most:
+        if sizes and size > most:
             raise MemoryError
         return open_rows(self, size)
 
-    monkeypatch.setattr(Decoder, "step", fails_once)
     monkeypatch.setattr(Batch, "_open", limited)
     listeners = [asked(worker, job(engine, prompt, i, 20)) for i, prompt in enumerate(PROMPTS[:4])]
-    worker.start()
-    assert all(listener.done.wait(PATIENCE) for listener in listeners)
+    finish(worker, *listeners)
     if most:
         monkeypatch.undo()
-        wanted = [engine.generate(x, max_new_tokens=20, temperature=0.8, seed=i) for i, x in enumerate(PROMPTS[:4])]
-        assert [listener.ids for listener in listeners] == [want.token_ids for want in wanted]
+        wanted = [alone(engine, prompt, i, 20).token_ids for i, prompt in enumerate(PROMPTS[:4])]
+        assert [listener.ids for listener in listeners] == wanted
         assert worker.alive
-        worker.stop()
     else:
         assert all(isinstance(listener.news[-1], ApiError) for listener in listeners)
 
 
-def test_logits_that_are_not_finite_fail_their_job_alone(folders, monkeypatch):
+def test_logits_that_are_not_finite_fail_their_job_alone(folders, work):
     engine = load(folders, tree="chain:3")
-    worker = Worker(engine)
+    worker = work(engine)
     bias = dict.fromkeys(range(257), float("-inf"))
     bad = asked(worker, job(engine, "abc", 1, 20, sampling={"logit_bias": bias}))
     good = asked(worker, job(engine, "def", 2, 20))
     with pytest.warns(DraftFailedWarning):
         finish(worker, bad, good)
-    assert good.wait() == engine.generate("def", max_new_tokens=20, temperature=0.8, seed=2).token_ids
+    assert good.wait() == alone(engine, "def", 2, 20).token_ids
     assert "logit bias" in bad.news[-1].message
-    worker.stop()
 
 
 @pytest.mark.parametrize("others", [0, 2])
-def test_a_drafter_that_fails_costs_speed_until_its_texts_have_left(folders, monkeypatch, others):
+def test_a_drafter_that_fails_costs_speed_until_its_texts_have_left(folders, work, monkeypatch, others):
     """Once for one text: that one goes on plainly. For all of several texts: all do, until the batch is empty."""
     engine = load(folders, tree="chain:3")
-    worker = Worker(engine)
+    worker = work(engine)
     session = type(engine.drafter.open(1, 16))
     propose, broken = session.propose, [True]
 
@@ -250,12 +229,11 @@ def test_a_drafter_that_fails_costs_speed_until_its_texts_have_left(folders, mon
     again = asked(worker, job(engine, "def", 1, 20, 0.0))
     assert [again.wait()] * len(texts) == [text.ids for text in texts]
     assert again.steps[0].num_drafted > 0
-    worker.stop()
 
 
-def test_the_queue_has_an_end(folders):
+def test_the_queue_has_an_end(folders, work):
     engine = load(folders, None)
-    worker = Worker(engine, max_batch=1, max_queue=2)
+    worker = work(engine, max_batch=1, max_queue=2)
     listeners = [Listener() for _ in range(3)]
     tickets = [worker.submit(job(engine, "a", i, 5), listener) for i, listener in enumerate(listeners)]
     with pytest.raises(ApiError, match="takes 1 texts side by side and 2 that wait") as full:
@@ -272,8 +250,7 @@ def test_the_queue_has_an_end(folders):
     with pytest.raises(ApiError, match="shutting down") as draining:
         worker.submit(job(engine, "a"), Listener())
     assert draining.value.status == 503
-    assert not worker.alive
-    assert worker.error is None
+    assert (worker.alive, worker.error) == (False, None)
 
 
 def test_a_context_that_cannot_be_had_is_refused(folders, monkeypatch):
@@ -281,30 +258,25 @@ def test_a_context_that_cannot_be_had_is_refused(folders, monkeypatch):
     most = engine.target.lm.context
     with pytest.raises(foretoken.ForetokenError, match=f"context is {most + 1}, and .* takes {most} tokens"):
         Worker(engine, context=most + 1)
-
-    def none(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Batch, "_open", none)
+    monkeypatch.setattr(Batch, "_open", raising(MemoryError))
     with pytest.raises(foretoken.ForetokenError, match="memory does not suffice for 1000 texts of 30 tokens"):
         Worker(engine, max_batch=1000, context=30)
 
 
-def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context(folders):
+def test_a_job_that_does_not_fit_is_refused_and_a_long_one_ends_with_the_context(folders, work):
     engine = load(folders)
-    worker = started(engine, context=20)
+    worker = work(engine, start=True, context=20)
     for ids in ((), tuple(range(1, 21))):
         with pytest.raises(foretoken.ForetokenError, match="the context is 20"):
             worker.submit(replace(job(engine, "a"), ids=ids), Listener())
-    long = asked(worker, replace(job(engine, "a", new=100), ids=tuple(range(1, 17))))
+    long = asked(worker, job(engine, [*range(1, 17)], new=100))
     assert len(long.wait()) == 4
     assert long.steps[-1].finish_reason == "length"
-    worker.stop()
 
 
-def test_stopping_ends_the_jobs_in_work(folders):
+def test_stopping_ends_the_jobs_in_work(folders, work):
     engine = load(folders)
-    worker = started(engine, max_batch=1)
+    worker = work(engine, start=True, max_batch=1)
     begun, held = threading.Event(), threading.Event()
 
     def hold(_: Listener) -> None:
@@ -329,13 +301,12 @@ def test_stopping_ends_the_jobs_in_work(folders):
     assert not worker.alive
 
 
-def test_a_thread_that_dies_is_seen(folders, monkeypatch):
+def test_a_thread_that_dies_is_seen(folders, work, monkeypatch):
     engine = load(folders)
-    worker = Worker(engine)
+    worker = work(engine)
     monkeypatch.setattr(Batch, "step", lambda self: 1 / 0)
     listener = asked(worker, job(engine, "a"))
-    worker.start()
-    assert listener.done.wait(PATIENCE)
+    finish(worker, listener)
     (news,) = listener.news
     assert isinstance(news, ApiError)
     assert (news.message, news.status) == ("The thread that runs the model has died: restart the server.", 503)
@@ -346,21 +317,21 @@ def test_a_thread_that_dies_is_seen(folders, monkeypatch):
     assert refused.value.status == 503
 
 
-def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, monkeypatch):
+def test_a_thread_that_dies_once_more_while_it_tells_so_is_seen(folders, work, monkeypatch):
     engine = load(folders)
     monkeypatch.setattr(Batch, "fail", raising(SystemExit))
     for at_work in (False, True):
         if at_work:
             monkeypatch.setattr(Batch, "drop_cancelled", raising(SystemExit))
-        worker = started(engine)
+        worker = work(engine, start=True)
         worker.stop()
         assert isinstance(worker.error, SystemExit)
         assert not worker.alive
 
 
-def test_a_worker_without_an_owner_ends_its_thread(folders):
+def test_a_worker_without_an_owner_ends_its_thread(folders, work):
     engine, before = load(folders), set(threading.enumerate())
-    worker = started(engine)
+    worker = work(engine, start=True)
     (thread,) = set(threading.enumerate()) - before
     worker.end()
     thread.join(PATIENCE)
@@ -371,14 +342,13 @@ def test_a_worker_without_an_owner_ends_its_thread(folders):
     thread.join(PATIENCE)
     assert not thread.is_alive()
     owner = Owner()
-    started(engine, owner=owner).stop()
+    work(engine, start=True, owner=owner).stop()
     assert owner.submit(threading.current_thread).result(PATIENCE).is_alive()
 
 
-def test_one_who_cannot_be_told_is_cancelled(folders):
+def test_one_who_cannot_be_told_is_cancelled(folders, work):
     engine = load(folders)
-    worker = started(engine)
-
+    worker = work(engine, start=True)
     lost, good = Listener(raising(RuntimeError("the loop is closed"))), Listener()
     worker.submit(job(engine, "a", new=200), lost)
     worker.submit(job(engine, "b", 2), good)
@@ -389,23 +359,22 @@ def test_one_who_cannot_be_told_is_cancelled(folders):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
-def test_log_probabilities_are_the_models_own(folders, temperature, tree):
+def test_log_probabilities_are_the_models_own(folders, work, temperature, tree):
     """Of drafted tokens as of others, before penalties and temperature; and asking for them changes no text."""
     engine = load(folders, tree=tree)
-    penalty = {"sampling": {"frequency_penalty": 0.5}}
-    shown = {"top_logprobs": 2, "shows_trees": True, **penalty}
+    shown = {"top_logprobs": 2, "shows_trees": True, "sampling": {"frequency_penalty": 0.5}}
     telling = [job(engine, prompt, 3, 20, temperature, **shown) for prompt in PROMPTS]
     plain = [replace(one, top_logprobs=None, shows_trees=False) for one in telling]
-    worker = Worker(engine, max_batch=5)
+    worker = work(engine, max_batch=5)
     listeners = [asked(worker, one) for one in telling + plain]
     finish(worker, *listeners)
-    alone = []
+    single = []
     for one in (telling[0], plain[0]):  # with no job beside it
-        alone.append(asked(worker, one))
-        alone[-1].wait()
+        single.append(asked(worker, one))
+        single[-1].wait()
     assert [x.ids for x in listeners[:6]] == [x.ids for x in listeners[6:]]
-    assert alone[0].ids == alone[1].ids == listeners[0].ids
-    assert alone[0].steps[3].logprobs == listeners[0].steps[3].logprobs
+    assert single[0].ids == single[1].ids == listeners[0].ids
+    assert single[0].steps[3].logprobs == listeners[0].steps[3].logprobs
     for one, listener in zip(telling, listeners, strict=False):
         ids = [*one.ids, *listener.ids]
         rows = engine.target.lm.open(1, len(ids))
@@ -418,45 +387,35 @@ def test_log_probabilities_are_the_models_own(folders, temperature, tree):
             assert x.logprob == pytest.approx(float(row[x.token]), abs=1e-9)
             assert [token for token, _ in x.top] == row.topk(2).indices.tolist()
             assert [logprob for _, logprob in x.top] == pytest.approx(row.topk(2).values.tolist(), abs=1e-9)
-        trees = [step.tree for step in listener.steps]
-        assert all(isinstance(tree, StepTree) for tree in trees)
-        assert [len(tree.tokens) - 1 for tree in trees] == [step.num_drafted for step in listener.steps]
-        accepted = [[tree.tokens[node] for node in tree.path[1:]] for tree in trees]
-        assert all(
-            list(step.token_ids[: len(x)]) == x[: len(step.token_ids)]
-            for step, x in zip(listener.steps, accepted, strict=True)
-        )
+        for step in listener.steps:
+            tokens = step.tree["tokens"]
+            assert len(tokens) - 1 == step.num_drafted
+            accepted = [tokens[node] for node in step.tree["path"][1:]]
+            assert list(step.token_ids[: len(accepted)]) == accepted[: len(step.token_ids)]
     assert any(len(step.logprobs) > 1 for x in listeners[:6] for step in x.steps)
     assert not any(step.logprobs or step.tree for x in listeners[6:] for step in x.steps)
-    worker.stop()
 
 
 @pytest.mark.parametrize("method", ["fixed", "auto"])
-def test_every_job_has_its_own_depth(folders, method):
+def test_every_job_has_its_own_depth(folders, work, method):
     """0 is plain decoding, and n cuts the trees there; jobs beside each other differ in it."""
     engine = load(folders, tree="chain:4", method=method)
-    worker = Worker(engine, max_batch=4)
+    worker = work(engine, max_batch=4)
     depths = [0, 1, 2, None] * 2
-    listeners = [
-        asked(worker, job(engine, PROMPTS[i % 6], i, 24, 0.8 if i < 4 else 0.0, depth=depth))
-        for i, depth in enumerate(depths)
-    ]
+    jobs = [(PROMPTS[i % 6], i, 24, 0.8 if i < 4 else 0.0) for i in range(8)]
+    listeners = [asked(worker, job(engine, *one, depth=depth)) for one, depth in zip(jobs, depths, strict=True)]
     finish(worker, *listeners)
-    worker.stop()
-    for depth, listener in zip(depths, listeners, strict=True):
-        assert max(step.num_drafted for step in listener.steps) <= (4 if depth is None else depth)
     for i, (depth, listener) in enumerate(zip(depths, listeners, strict=True)):
+        assert max(step.num_drafted for step in listener.steps) <= (4 if depth is None else depth)
         if method == "fixed" or i >= 4:
             alike = load(folders, *(["drafter"] if depth != 0 else [None]), tree=f"chain:{depth or 4}")
-            temperature = 0.8 if i < 4 else 0.0
-            want = alike.generate(PROMPTS[i % 6], max_new_tokens=24, temperature=temperature, seed=i)
-            assert listener.ids == want.token_ids
+            assert listener.ids == alone(alike, *jobs[i]).token_ids
 
 
-def test_a_cancelled_job_takes_no_place_of_the_queue(folders):
+def test_a_cancelled_job_takes_no_place_of_the_queue(folders, work):
     """Even before the step under way has ended, after which its row is free."""
     engine = load(folders, None)
-    worker, second = Worker(engine, max_batch=1, max_queue=0), Listener()
+    worker, second = work(engine, max_batch=1, max_queue=0), Listener()
 
     def replaced(me: Listener) -> None:
         if len(me.news) == 1:
@@ -470,4 +429,3 @@ def test_a_cancelled_job_takes_no_place_of_the_queue(folders):
     finish(worker, second)
     assert len(second.wait()) == 5
     assert len(first.news) == 1
-    worker.stop()

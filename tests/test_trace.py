@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import command
 import foretoken
 import tiny
 from foretoken.trace import record as recording
 from thinning import one_in
 
+CASES = [("chain:4", 0.8), ("kary:2x3", 0.8), ("kary:2x3", 0.0), ("dynamic:6", 0.8), ("budget:8", 0.8)]
 PROMPTS = ["def f(x):", "</script><script>alert(1)</script>", "é"]
 
 
@@ -25,6 +25,11 @@ def load(folders, drafter="drafter", **options):
     return foretoken.load(folders["target"], drafter=folders.get(drafter, drafter), device="cpu", **options)
 
 
+def traced(engine, prompt, **settings):
+    trace = foretoken.Trace(engine)
+    return trace, engine.generate(prompt, observer=trace, **settings)
+
+
 def record_of(file):
     html = file.read_text(encoding="utf-8")
     (found,) = re.findall(r'<script type="application/json" id="trace">(.*?)</script>', html, re.S)
@@ -33,26 +38,14 @@ def record_of(file):
 
 @pytest.mark.parametrize(
     ("drafter", "tree", "temperature"),
-    one_in(
-        2,
-        [
-            ("drafter", "chain:4", 0.8),
-            ("drafter", "kary:2x3", 0.8),
-            ("drafter", "kary:2x3", 0.0),
-            ("drafter", "dynamic:6", 0.8),
-            ("drafter", "budget:8", 0.8),
-            ("ngram", "kary:2x3", 0.0),
-            (None, None, 0.8),
-        ],
-    ),
+    one_in(2, [*(("drafter", *case) for case in CASES), ("ngram", "kary:2x3", 0.0), (None, None, 0.8)]),
 )
 def test_a_traced_text_is_the_same_text(folders, drafter, tree, temperature):
     engine = load(folders, drafter, **({"tree": tree} if tree else {}))
     for prompt in (PROMPTS[0], PROMPTS):
         settings = {"max_new_tokens": 24, "temperature": temperature, "seed": 7}
-        trace = foretoken.Trace(engine)
-        plain, traced = engine.generate(prompt, **settings), engine.generate(prompt, observer=trace, **settings)
-        pairs = [(plain, traced)] if isinstance(prompt, str) else list(zip(plain, traced, strict=True))
+        plain, (trace, seen) = engine.generate(prompt, **settings), traced(engine, prompt, **settings)
+        pairs = [(plain, seen)] if isinstance(prompt, str) else list(zip(plain, seen, strict=True))
         assert [a.token_ids for a, _ in pairs] == [b.token_ids for _, b in pairs]
         for (result, _), text in zip(pairs, trace.texts, strict=True):
             assert text.num_accepted == result.stats.num_accepted
@@ -65,8 +58,7 @@ def test_what_comes_behind_the_end_of_a_text_is_not_counted(folders):
     engine = replace(load(folders, tree="chain:6"), eos_ids=frozenset(range(0, 256, 3)))
     cut = 0
     for seed in range(12):
-        trace = foretoken.Trace(engine)
-        result = engine.generate(PROMPTS[0], max_new_tokens=24, seed=seed, observer=trace)
+        trace, result = traced(engine, PROMPTS[0], max_new_tokens=24, seed=seed)
         (text,) = trace.texts
         assert text.num_accepted == result.stats.num_accepted
         cut += sum(len(step.path) - 1 for step in text.steps) - text.num_accepted
@@ -75,8 +67,7 @@ def test_what_comes_behind_the_end_of_a_text_is_not_counted(folders):
 
 def test_p_and_q_are_those_of_the_models(folders):
     engine = load(folders, tree="kary:2x2")
-    trace = foretoken.Trace(engine)
-    engine.generate(PROMPTS[0], max_new_tokens=20, temperature=0.8, top_k=40, seed=1, observer=trace)
+    trace, _ = traced(engine, PROMPTS[0], max_new_tokens=20, temperature=0.8, top_k=40, seed=1)
     sampling = foretoken.Sampling(temperature=0.8, top_k=40)
     models = [tiny.LlamaForCausalLM.from_pretrained(folders[name]).eval() for name in ("target", "drafter")]
     (text,) = trace.texts
@@ -98,8 +89,7 @@ def test_p_and_q_are_those_of_the_models(folders):
 
 def test_the_page_holds_every_step_and_no_markup_of_the_text(folders, tmp_path):
     engine = load(folders, tree="kary:2x3")
-    trace = foretoken.Trace(engine)
-    results = engine.generate(PROMPTS, max_new_tokens=30, temperature=0.9, top_p=0.95, seed=2, observer=trace)
+    trace, results = traced(engine, PROMPTS, max_new_tokens=30, temperature=0.9, top_p=0.95, seed=2)
     trace.save(tmp_path / "t.html")
     shown, html = record_of(tmp_path / "t.html")
     assert html.count("<script") == 2  # the record, and the page's own: none of the prompt's
@@ -128,8 +118,7 @@ def test_the_page_holds_every_step_and_no_markup_of_the_text(folders, tmp_path):
 
 def test_prompt_lookup_has_no_q_and_greedy_p_is_certain(folders, tmp_path):
     engine = load(folders, "ngram", tree="chain:4")
-    trace = foretoken.Trace(engine)
-    engine.generate("abcabcabc", max_new_tokens=30, temperature=0.0, observer=trace)
+    trace, _ = traced(engine, "abcabcabc", max_new_tokens=30, temperature=0.0)
     trace.save(tmp_path / "t.html")
     steps = record_of(tmp_path / "t.html")[0]["texts"][0]["shown"]
     drafted = [node for step in steps for node in step["n"][1:]]
@@ -143,9 +132,7 @@ def test_prompt_lookup_has_no_q_and_greedy_p_is_certain(folders, tmp_path):
 
 def test_a_long_text_is_recorded_in_part_and_says_so(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "MOST_STEPS", 3)
-    engine = load(folders, tree="chain:2")
-    trace = foretoken.Trace(engine)
-    result = engine.generate("x", max_new_tokens=30, seed=1, observer=trace)
+    trace, result = traced(load(folders, tree="chain:2"), "x", max_new_tokens=30, seed=1)
     trace.save(tmp_path / "t.html")
     (text,) = record_of(tmp_path / "t.html")[0]["texts"]
     assert len(text["shown"]) == len(text["ends"]) == 3
@@ -157,26 +144,22 @@ def test_a_long_text_is_recorded_in_part_and_says_so(folders, tmp_path, monkeypa
 
 def test_the_recorded_steps_of_a_text_are_the_first_ones(folders, monkeypatch):
     """A step that is too large is left out, and so are smaller ones behind it, whatever room there is."""
-    engine, rooms = load(folders, "ngram", tree="chain:8"), range(9, 30)
+    engine, rooms = load(folders, "ngram", tree="chain:8"), range(9, 30, 3)
     for room in rooms:
         monkeypatch.setattr(recording, "MOST_NODES", room)
-        trace = foretoken.Trace(engine)
-        engine.generate("abcabcabc", max_new_tokens=40, temperature=0.0, observer=trace)
+        trace, _ = traced(engine, "abcabcabc", max_new_tokens=40, temperature=0.0)
         (text,) = trace.texts
         assert 0 < len(text.steps) < text.num_steps
         ends = [step.length + len(step.path) for step in text.steps]
         assert [step.length for step in text.steps[1:]] == ends[:-1]
 
 
-def test_the_command_writes_the_page(folders, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_page(folders, tmp_path, run):
     models = ["--target", folders["target"], "--drafter", folders["drafter"], "--tree", "chain:3"]
-    file = tmp_path / "t.html"
-    settings = ["x", "--max-new-tokens", 12, "--seed", 1, *models]
-    _, without, _ = command.run(monkeypatch, capsys, "generate", *settings)
-    code, out, _ = command.run(monkeypatch, capsys, "generate", *settings, "--trace", file)
+    line, file = ["generate", "x", "--max-new-tokens", 12, "--seed", 1, *models], tmp_path / "t.html"
+    _, without, _ = run(*line)
+    code, out, _ = run(*line, "--trace", file)
     assert (code, out) == (0, without)
     (text,) = record_of(file)[0]["texts"]
     assert "x" + "".join(text["pieces"]) + "\n" == out
-    code, _, err = command.run(monkeypatch, capsys, "generate", *settings, "--trace", tmp_path)
-    assert (code, len(err.strip().splitlines())) == (2, 1)
-    assert "it is a folder" in err
+    run.refused("it is a folder", *line, "--trace", tmp_path)

@@ -42,24 +42,19 @@ QUIET = {"log_level": "WARNING", "enable_access_log": False}  # for Ray's own lo
 log = logging.getLogger(__name__)
 
 
-class Unnamed:
-    """Leaves X-Request-Id out of the answers: Ray's proxy adds it to each, with the id of the request.
+def unnamed(app: "ASGIApp") -> "ASGIApp":
+    """Return `app` without X-Request-Id in its answers: Ray's proxy adds it to each, with the id of the request."""
+    from starlette.datastructures import MutableHeaders
 
-    app: the application inside.
-    """
-
-    def __init__(self, app: "ASGIApp") -> None:
-        self.app = app
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        from starlette.datastructures import MutableHeaders
-
+    async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
         async def without(message: "Message") -> None:
             if message["type"] == "http.response.start":
                 del MutableHeaders(scope=message)["X-Request-Id"]
             await send(message)
 
-        await self.app(scope, receive, without)
+        await app(scope, receive, without)
+
+    return answer
 
 
 def replicas(
@@ -98,7 +93,7 @@ def replicas(
 
         owner = Owner()
         app = prepared(owner.submit(load).result(), settings, owner)
-        app.add_middleware(Unnamed)
+        app.add_middleware(unnamed)
         app.router.routes.insert(0, Route("/metrics", _metrics))
         return app
 
@@ -163,7 +158,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
     listening: a bound socket with the address where Ray's proxy is to listen; it is closed before.
     Raises ForetokenError where Ray Serve runs on the cluster already, and where the replicas do not start.
     """
-    from foretoken.serve.logs import log_address, log_signal, log_to_stderr
+    from foretoken.serve.logs import DRAINS, ENDS, LISTENS, log_to_stderr
     from foretoken.serve.owner import Owner
 
     ray, serve = need("ray"), need("ray.serve")
@@ -182,7 +177,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
 
     def end(*_: object) -> None:
         (at_once if asked.is_set() else asked).set()
-        log_signal(log, at_once.is_set())
+        log.info(ENDS if at_once.is_set() else DRAINS)
 
     try:
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
@@ -194,7 +189,7 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
             raise ForetokenError(f"The replicas do not start: {cause.split('Error: ')[-1].strip()}") from error
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, end)
-        log_address(log, where)
+        log.info(LISTENS, where, where)
         while not asked.wait(1):
             if not _is_deployed(calls, asked):
                 at_once.set()
@@ -209,16 +204,11 @@ def serve_replicas(application: Any, settings: Settings, listening: socket.socke
 
 
 def _tried(calls: "Owner", call: Callable[[], Any], ended: Event) -> Future[Any]:
-    """Call Ray, and wait for a limited time, since the call may never return where the cluster is gone.
+    """Call Ray, and return the future of the result after a limited wait: where the cluster is gone, it is never done.
 
-    Args:
-        calls: the thread that makes all such calls. One that never returns holds up those after it, which would not
-            return either.
-        call: the function to call.
-        ended: an event. The wait takes GONE_S seconds at most, and a second at most once this is set.
-
-    Returns:
-        The future of the call's result; it is not done where the wait ended before.
+    calls: the thread that makes all such calls; one that never returns holds up those after it, which would not either.
+    call: the function to call.
+    ended: an event. The wait takes GONE_S seconds at most, and a second at most once this is set.
     """
     future, end = calls.submit(call), time.monotonic() + GONE_S
     while not wait([future], 1).done and not ended.is_set() and time.monotonic() < end:

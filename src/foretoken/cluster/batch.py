@@ -167,14 +167,12 @@ def hold(file: IO[str], out: Path) -> None:
 def finished(out: Path, prompts: "Sequence[Prompt]", seed: int, settings: str) -> set[int]:
     """Return the numbers of the rows that an earlier run has finished; an incomplete last line is cut off the file.
 
-    out: the output file, which need not exist.
+    out: the output file.
     prompts: the prompts of this run.
     seed: the seed of the first prompt.
     settings: the fingerprint of all settings.
     Raises ForetokenError where a line is not of these prompts, this seed and these settings.
     """
-    if not out.exists():
-        return set()
     whole, newline, rest = out.read_bytes().rpartition(b"\n")
     found: set[int] = set()
     for number, line in enumerate(whole.split(b"\n") if newline else (), start=1):

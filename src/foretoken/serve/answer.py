@@ -3,25 +3,25 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from foretoken.models.text import TextStream
+from foretoken.serve.batch import Ticket
 from foretoken.serve.calls import Call, CallReader
 from foretoken.serve.errors import ApiError, too_long
 from foretoken.serve.forms import Form
 from foretoken.serve.guards import LINGER_S
 from foretoken.serve.jobs import Job, Progress, TokenLogprob
+from foretoken.serve.metrics import Tally
 from foretoken.serve.requests import Asked
-from foretoken.serve.running import ClientGoneError, progress_of, unless_gone
 from foretoken.serve.service import Service
-from foretoken.serve.tally import Tally
 from foretoken.version import __version__
 
 
@@ -97,7 +97,7 @@ class Choice:
 class Answer(Response):
     """Submits the jobs of a request, and writes their texts as the response.
 
-    If the client goes away, or the time limit is reached, the jobs are cancelled.
+    If the client goes away, or the time limit is reached, the jobs are cancelled, as they are where one of them fails.
 
     service: the model with what all endpoints share.
     form: how chat completions, or completions, write an answer.
@@ -115,14 +115,15 @@ class Answer(Response):
             Choice(job, TextStream(tokenizer, job.stops, job.ids), asked.calls.reader() if asked.calls else None)
             for job in asked.jobs
         ]
+        self.tickets: dict[int, Ticket] = {}  # of the jobs in work, by their index
         self.begun = False  # whether the response has begun
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request as an ASGI application, which gets scope, receive and send from the server."""
         work = self._stream(send) if self.asked.stream else self._whole(scope, receive, send)
         try:
-            await unless_gone(self._in_time(work), receive)
-        except ClientGoneError:
-            self.facts["disconnected"] = True
+            if not await _unless_gone(self._in_time(work), receive):
+                self.facts["disconnected"] = True
         except ApiError as error:
             self.facts["error"] = error.message
             if error.status == 429:
@@ -136,36 +137,53 @@ class Answer(Response):
             self.facts["prompt_tokens"] = self.tally.prompt_tokens
             self.facts["completion_tokens"] = self.tally.num_tokens
 
-    async def _in_time(self, work: Any) -> None:
-        """Await `work`. Raises ApiError 408 where it takes longer than the service's timeout."""
+    async def _in_time(self, work: Awaitable[None]) -> None:
+        """Await `work`; jobs that are left then are cancelled. Raises ApiError 408 after the service's timeout."""
         seconds = self.service.timeout
         try:
             async with asyncio.timeout(seconds):
                 await work
         except TimeoutError:
             raise too_long(f"The request took more than {seconds:g} seconds, and was ended.") from None
+        finally:
+            for ticket in self.tickets.values():
+                self.service.worker.cancel(ticket)
 
-    async def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
-        """Yield (index of a choice, what a step added to it) for each step, after the metrics have counted it."""
-        metrics = self.service.metrics
-        async with aclosing(progress_of(self.service.worker, self.asked.jobs)) as steps:
-            async for index, progress in steps:
-                choice, now = self.choices[index], time.perf_counter()
-                self.tally.record(index, progress)
-                if choice.last is None:
-                    metrics.began(len(choice.job.ids), progress, now - self.tally.start)
-                else:
-                    metrics.between.observe(now - choice.last)
-                choice.last = now
-                metrics.step(progress)
-                yield index, progress
+    async def _steps(self) -> AsyncIterator[tuple[int, Progress]]:
+        """Yield (index of a choice, what a step added to it) for each step, after the metrics have counted it.
+
+        Raises ApiError: 429 where the queue has no room for all jobs, 503 where no more are taken, and for one that
+        failed.
+        """
+        metrics, loop = self.service.metrics, asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[int, Progress | ApiError]] = asyncio.Queue()
+
+        def deliver(index: int, came: Progress | ApiError) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, (index, came))
+
+        for index, job in enumerate(self.asked.jobs):
+            self.tickets[index] = self.service.worker.submit(job, partial(deliver, index))
+        while self.tickets:
+            index, progress = await queue.get()
+            if isinstance(progress, ApiError):
+                raise progress
+            if progress.finish_reason is not None:
+                del self.tickets[index]
+            choice, now = self.choices[index], time.perf_counter()
+            self.tally.record(index, progress)
+            if choice.last is None:
+                metrics.began(len(choice.job.ids), progress, now - self.tally.start)
+            else:
+                metrics.between.observe(now - choice.last)
+            choice.last = now
+            metrics.step(progress)
+            yield index, progress
         metrics.ended(self.tally)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer as one JSON object, once all choices are finished."""
-        async with aclosing(self._steps()) as steps:
-            async for index, progress in steps:
-                self.choices[index].read(progress)
+        async for index, progress in self._steps():
+            self.choices[index].read(progress)
         choices = []
         for index, choice in enumerate(self.choices):
             text = self.asked.echoed[index] + choice.text if self.asked.echoed else choice.text
@@ -177,46 +195,42 @@ class Answer(Response):
 
     async def _stream(self, send: Send) -> None:
         """Send the answer as server-sent events, each of which is one chunk."""
-        async with aclosing(self._chunks()) as chunks:
-            async for chunk in chunks:
-                if not self.begun:
-                    self.begun = True
-                    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
+        async for chunk in self._chunks():
+            if not self.begun:
+                self.begun = True
+                headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send(_body(f"data: {json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"))
         await send(_body("data: [DONE]\n\n", more=False))
 
-    async def _chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the JSON objects of a stream, in the order in which the steps come."""
-        frame = self._frame(self.form.chunk_name)
-        if self.asked.usage:
+        frame, options, opened = self._frame(self.form.chunk_name), self.asked.options, set[int]()
+        if options.include_usage:
             frame["usage"] = None
-        so_far = self.asked.usage_so_far
-        opened: set[int] = set()
 
         def chunk(index: int, written: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
             made = {**frame, "choices": [{"index": index, **written, "finish_reason": reason}]}
-            return {**made, "usage": self.tally.usage} if so_far else made
+            return {**made, "usage": self.tally.usage} if options.continuous_usage_stats else made
 
-        async with aclosing(self._steps()) as steps:
-            async for index, progress in steps:
-                if index not in opened:
-                    opened.add(index)
-                    before = self.asked.echoed[index] if self.asked.echoed else None if self.asked.calls else ""
-                    opening = self.form.opening(before)
-                    if opening is not None:
-                        yield chunk(index, opening)
-                choice = self.choices[index]
-                text, calls = choice.read(progress)
-                logprobs = self._logprobs(choice)
-                if text or calls or logprobs is not None or self.asked.steps:
-                    news = chunk(index, self.form.part(text, calls, logprobs))
-                    if self.asked.steps:
-                        news["step"] = self._step(choice, progress)
-                    yield news
-                if choice.finish_reason is not None:
-                    yield chunk(index, self.form.part("", (), None), choice.finish_reason)
-        if self.asked.usage:
+        async for index, progress in self._steps():
+            if index not in opened:
+                opened.add(index)
+                before = self.asked.echoed[index] if self.asked.echoed else None if self.asked.calls else ""
+                opening = self.form.opening(before)
+                if opening is not None:
+                    yield chunk(index, opening)
+            choice = self.choices[index]
+            text, calls = choice.read(progress)
+            logprobs = self._logprobs(choice)
+            if text or calls or logprobs is not None or options.include_steps:
+                news = chunk(index, self.form.part(text, calls, logprobs))
+                if options.include_steps:
+                    news["step"] = self._step(choice, progress)
+                yield news
+            if choice.finish_reason is not None:
+                yield chunk(index, self.form.part("", (), None), choice.finish_reason)
+        if options.include_usage:
             yield {**frame, "choices": [], **self._end()}
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
@@ -240,7 +254,7 @@ class Answer(Response):
             for token, text, origin in zip(progress.token_ids, texts, progress.origins, strict=True)
         ]
         tree, label = progress.tree, self.service.spelling.label
-        shown = None if tree is None else {**asdict(tree), "labels": [label(token) for token in tree.tokens]}
+        shown = None if tree is None else {**tree, "labels": [label(token) for token in tree["tokens"]]}
         return {"tokens": tokens, "num_drafted": progress.num_drafted, "tree": shown}
 
     def _frame(self, kind: str) -> dict[str, Any]:
@@ -260,3 +274,22 @@ class Answer(Response):
 
 def _body(text: str, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": text.encode("utf-8", "replace"), "more_body": more}
+
+
+async def _unless_gone(work: Awaitable[None], receive: Receive) -> bool:
+    """Await `work`, which is cancelled where the client disconnects before; return whether it came to its end."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if done := task.done():
+            task.result()  # which raises its exception
+        return done
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)

@@ -17,7 +17,7 @@ from foretoken.engine import Engine
 from foretoken.serve.answer import Answer
 from foretoken.serve.errors import ApiError, on_api_error, on_http_error, on_invalid
 from foretoken.serve.forms import CHAT, COMPLETION, Form
-from foretoken.serve.guards import Guarded, Logged, Sized, digest, from_other_site, without_key
+from foretoken.serve.guards import digest, from_other_site, guarded, logged, sized, without_key
 from foretoken.serve.metrics import MEDIA_TYPE
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Asked
@@ -54,13 +54,13 @@ def create_app(engine: Engine, settings: Settings, owner: Owner | None = None) -
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_middleware(Sized, most=settings.max_body, timeout=settings.timeout)
+    app.add_middleware(sized, most=settings.max_body, timeout=settings.timeout)
     keys, origins = [digest(key.encode()) for key in settings.keys], settings.allow_origin or []
     find = partial(without_key, keys) if keys else partial(from_other_site, settings.host, origins)
-    app.add_middleware(Guarded, find=find)
+    app.add_middleware(guarded, find=find)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Logged)  # the last one added is the outermost
+    app.add_middleware(logged)  # the last one added is the outermost
     return app
 
 

@@ -16,11 +16,9 @@ from foretoken.decode import Decoder, NoDrafter
 from foretoken.engine import Engine, read_step
 from foretoken.models.text import TextStream
 from foretoken.serve.errors import ApiError, unavailable
-from foretoken.serve.jobs import Deliver, Job, Progress, StepTree, TokenLogprob
-from foretoken.serve.prefill import Prefill
-from foretoken.serve.prefix import BLOCK, Block, PrefixCache, restore
-from foretoken.serve.scoring import prompt_logprobs
-from foretoken.serve.watch import step_logprobs
+from foretoken.serve.jobs import Deliver, Job, Progress, TokenLogprob
+from foretoken.serve.prefix import BLOCK, Block, Prefill, PrefixCache, restore
+from foretoken.serve.scoring import prompt_logprobs, step_logprobs
 
 log = logging.getLogger(__name__)
 GOOD_STEPS = 1000  # steps without a failure after which rows that were given up for lack of memory are tried again
@@ -48,7 +46,6 @@ class Text:
 
     ticket: the submitted job.
     sequence: its committed ids and settings, as the decoder takes them.
-    rng: the source of the sequence's random numbers.
     stream: turns its ids into text.
     num_cached: number of tokens of its prompt that the prefix cache held.
     waited_s: seconds from its submission to the start of its work.
@@ -59,24 +56,25 @@ class Text:
 
     ticket: Ticket
     sequence: Sequence
-    rng: Seeded
     stream: TextStream
     num_cached: int = 0
     waited_s: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
-    tree: StepTree | None = None
+    tree: dict[str, tuple[int, ...]] | None = None
     scoring: Iterator[tuple[TokenLogprob, ...]] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def undoing(text: Text) -> Callable[[], None]:
     """Return a function that takes `text` back to its present state, for a step that fails."""
-    length, numbers = len(text.sequence.ids), text.rng.generator.get_state()
+    sequence, rng = text.sequence, text.sequence.rng
+    assert isinstance(rng, Seeded)
+    length, numbers = len(sequence.ids), rng.generator.get_state()
 
     def undo() -> None:
-        del text.sequence.ids[length:]
-        text.sequence.finished = False
-        text.rng.generator.set_state(numbers)
+        del sequence.ids[length:]
+        sequence.finished = False
+        rng.generator.set_state(numbers)
 
     return undo
 
@@ -102,21 +100,15 @@ class KeepingDecoder(Decoder):
 class Batch:
     """The texts in work: those whose prompts are still being read, and those with a row in the decoder.
 
+    engine, context, cache_bytes: as for `Worker`.
+    size: the most texts at once.
     cache: the prefix cache.
     prefill: reads prompts piece by piece.
     num_tokens: number of tokens so far: of all prompts that were taken into work, and of the texts that followed.
     """
 
     def __init__(self, engine: Engine, size: int, context: int, cache_bytes: int) -> None:
-        """Open the decoder.
-
-        engine: the models and their settings, with a tokenizer.
-        size: the most texts at once.
-        context: the most ids of one text, its prompt included.
-        cache_bytes: the most memory of the prefix cache, in bytes.
-        """
-        self._engine = engine
-        self._size, self._context = size, context
+        self._engine, self._size, self._context = engine, size, context
         self._reading: deque[Text] = deque()
         self._texts: dict[Sequence, Text] = {}
         self._drafter: Drafter = engine.drafter
@@ -167,14 +159,13 @@ class Batch:
             self._reopen(self._size)
         job, tokenizer = ticket.job, self._engine.tokenizer
         self.num_tokens += len(job.ids)
-        rng = seeded(job.seed)
         new = min(job.max_new_tokens, self._context - len(job.ids))
         limit = ANY_DEPTH if job.depth is None else job.depth
         shows = job.top_logprobs is not None
-        sequence = Sequence(list(job.ids), job.sampling, rng, new, job.eos_ids, limit, shows)
+        sequence = Sequence(list(job.ids), job.sampling, seeded(job.seed), new, job.eos_ids, limit, shows)
         assert tokenizer is not None
         stream = TextStream(tokenizer, job.stops, job.ids)
-        text = Text(ticket, sequence, rng, stream, waited_s=time.perf_counter() - ticket.submitted)
+        text = Text(ticket, sequence, stream, waited_s=time.perf_counter() - ticket.submitted)
         if job.scores_prompt:
             text.scoring = prompt_logprobs(lambda: self._open(1), self.cache, job.ids, job.top_logprobs or 0)
         if len(job.ids) <= BLOCK and len(self._texts) < self._room and text.scoring is None:
@@ -235,9 +226,20 @@ class Batch:
             self._step_s = time.perf_counter() - began
 
     def _read(self, text: Text) -> list[Block] | None:
-        """Read the next piece of a text's prompt. Returns its blocks once all of them are read, None before."""
+        """Read the next piece of a text's prompt, after it is scored where the job asks for that.
+
+        Returns its blocks once all of them are read, None before. Where no tokens are to follow, nothing is read.
+        """
         if text.scoring is not None:
-            return self._score(text, text.scoring)
+            if (piece := next(text.scoring, None)) is not None:
+                text.prompt_logprobs += piece
+                return None
+            text.scoring = None
+            if not text.sequence.max_new_tokens:
+                scored, waited = text.prompt_logprobs, text.waited_s
+                end = Progress("", (), (), 0, waited_s=waited, finish_reason="length", prompt_logprobs=scored)
+                tell(text.ticket, end)
+                return []
         if not self.prefill.busy:
             chain = self.cache.match(text.sequence.ids[:-1])  # the last id is never read before a step
             num_cached = BLOCK * len(chain)
@@ -247,24 +249,6 @@ class Batch:
                 return chain
             self.prefill.begin(text.sequence, chain)
         return self.prefill.end() if self.prefill.read(self._step_s if self._texts else None) else None
-
-    def _score(self, text: Text, scoring: Iterator[tuple[TokenLogprob, ...]]) -> list[Block] | None:
-        """Score the next piece of a text's prompt.
-
-        Returns no blocks once all of it is scored and no tokens are to follow, else None: it is still to be read.
-        """
-        piece = next(scoring, None)
-        if piece is not None:
-            text.prompt_logprobs += piece
-            return None
-        text.scoring = None
-        if text.sequence.max_new_tokens:
-            return None
-        scored = text.prompt_logprobs
-        tell(
-            text.ticket, Progress("", (), (), 0, prompt_logprobs=scored, waited_s=text.waited_s, finish_reason="length")
-        )
-        return []
 
     def _step(self) -> None:
         """Take one step for every text with a row, and deliver what it brought."""
@@ -290,28 +274,25 @@ class Batch:
             self.cache.keep(self._decoder, row, sequence.ids, self.cache.match(sequence.ids))
         self._good = 0
         self._reopen(min(2 * self._room, self._size), self._room)
-        self._enter_again()
 
     def _reopen(self, rows: int, enough: int = 0) -> None:
         """Open the decoder anew, with as many rows as the memory suffices for; their number becomes its room.
+
+        The texts get rows again; those for which there is no room wait until another one has ended.
 
         rows: the number of rows to begin with. If that fails, half of them are tried, and so on.
         enough: a number of rows that is tried before any smaller one.
         """
         vars(self).pop("_decoder", None)  # first, since its memory may be what lacks
-        while True:
+        while "_decoder" not in vars(self):
             self._room = rows
             try:
                 self._decoder = self._open(rows)
-                return
             except Exception as error:
                 if rows == 1:
                     raise
                 log.warning("There is no memory for %d texts at once: %r", rows, error)
             rows = max(rows // 2, enough) if rows > enough else rows // 2
-
-    def _enter_again(self) -> None:
-        """Give the texts rows of the new decoder; those for which there is no room wait until another one has ended."""
         texts = list(self._texts.values())
         for text in texts[self._room :]:
             del self._texts[text.sequence]
@@ -348,7 +329,6 @@ class Batch:
             sequence.depth_limit = 0
         none_failed = self._num_failed == failed_before
         self._reopen(max(len(self._texts) - 1, 1) if short and none_failed else self._room)
-        self._enter_again()
         return none_failed
 
     def _one_step(self, text: Text) -> bool:
@@ -376,12 +356,10 @@ class Batch:
                 del self._texts[sequence]
                 if not sequence.finished:  # at a stop string
                     decoder.leave(sequence)
-            origins = step.origins[: len(tokens)]
-            shown, tree = text.logprobs[: len(tokens)], text.tree
-            cached, waited, drafted = text.num_cached, text.waited_s, step.num_drafted
-            scored, text.prompt_logprobs = text.prompt_logprobs, ()
-            news = Progress(new, tuple(tokens), origins, drafted, shown, tree, cached, waited, reason, scored)
-            tell(text.ticket, news)
+            origins, shown = step.origins[: len(tokens)], text.logprobs[: len(tokens)]
+            known = text.tree, text.num_cached, text.waited_s, reason, text.prompt_logprobs
+            text.prompt_logprobs = ()
+            tell(text.ticket, Progress(new, tuple(tokens), origins, step.num_drafted, shown, *known))
 
     def _watch(self, sequence: Sequence, tree: TokenTree, scores: NodeScores, path: Path, token: int) -> None:
         """Keep what the jobs ask for besides their tokens; this is the decoder's observer."""
@@ -390,7 +368,7 @@ class Batch:
         if job.top_logprobs is not None:
             text.logprobs = step_logprobs(tree, scores, path, token, job.top_logprobs)
         if job.shows_trees:
-            text.tree = StepTree(tree.tokens, tree.parents, path)
+            text.tree = {"tokens": tree.tokens, "parents": tree.parents, "path": path}
 
     def _fail(self, text: Text, error: Exception) -> None:
         del self._texts[text.sequence]
@@ -399,14 +377,12 @@ class Batch:
 
 
 def tell(ticket: Ticket, news: Progress | ApiError) -> None:
-    """Deliver `news` of the job of `ticket`, unless it is cancelled; where that raises, the job is cancelled."""
-    if ticket.cancelled:
-        return
-    try:
-        ticket.deliver(news)
-    except Exception:
-        log.exception("A job's news could not be delivered; it is cancelled.")
-        ticket.cancelled = True
+    """Deliver `news` of the job of `ticket`, unless it is cancelled."""
+    if not ticket.cancelled:
+        try:
+            ticket.deliver(news)
+        except RuntimeError:  # the event loop is closed in which it is read: the server ended
+            ticket.cancelled = True
 
 
 def failure(error: Exception) -> ApiError:

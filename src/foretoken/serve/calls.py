@@ -1,7 +1,8 @@
 """Tool calls in a model's text: how chat templates write them, and how they are read back while the text grows."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import reduce
 from json import JSONDecodeError, JSONDecoder
 from uuid import uuid4
@@ -70,7 +71,10 @@ class Call:
     index: int
     name: str
     arguments: str
-    id: str
+    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+
+
+Reading = Callable[[str, bool], tuple[str, list[Call]]]  # the method `read` of a reader
 
 
 class MarkedCalls:
@@ -136,97 +140,77 @@ class UnmarkedCalls:
     """
 
     def __init__(self, form: CallForm) -> None:
-        self._form, self._scan = form, Scan(form)
-        self._marked: MarkedCalls | None = None  # reads the answer once it cannot be calls without marks
-        self._is_text = False
+        self._form = form
+        self._text = ""
+        self._found: list[Call] = []
+        self._at = 0  # how far the text is read
+        self._fenced = False  # whether what comes there is inside a fence
+        self._cut = False  # whether the text ended where more of a call, or another, may follow
+        self._read_on: Reading | None = None  # reads the answer once it cannot be calls without marks
 
     def read(self, text: str, last: bool) -> tuple[str, list[Call]]:
         """Return (text, calls) that have become certain, as `MarkedCalls.read` does."""
-        if self._is_text:
-            return text, []
-        if self._marked is not None:
-            return self._marked.read(text, last)
-        whole = self._scan.read(text)
-        if self._scan.cut and not last:
-            return "", []
-        if whole:
-            return "", [_made(i, name, arguments) for i, (name, arguments) in enumerate(self._scan.found)]
-        held = self._scan.text
-        self._is_text = self._form.alone and not held.startswith(MARK[0])
-        self._marked = MarkedCalls()
-        return (held, []) if self._is_text else self._marked.read(held, last)
-
-
-class Scan:
-    """Reads a text as calls without marks, while it grows.
-
-    form: how a call is written, and the functions that may be called.
-    """
-
-    def __init__(self, form: CallForm) -> None:
-        self.form = form
-        self.text = ""
-        self.found: list[tuple[str, str]] = []  # name and arguments of the calls
-        self.at = 0  # how far the text is read
-        self.fenced = False  # whether what comes there is inside a fence
-        self.cut = False  # whether the text ended where more of a call, or another, may follow
-
-    def read(self, text: str) -> bool:
-        """Return whether the text as a whole is calls. text: what it has grown by."""
-        self.text += text
-        self.cut = False
-        while self.step():
+        if self._read_on is not None:
+            return self._read_on(text, last)
+        self._text += text
+        self._cut = False
+        while self._step():
             pass
-        return bool(self.found) and not self.fenced and SPACES.fullmatch(self.text, self.at) is not None
+        if self._cut and not last:
+            return "", []
+        if self._found and not self._fenced and SPACES.fullmatch(self._text, self._at):
+            return "", self._found
+        is_text = self._form.alone and not self._text.startswith(MARK[0])
+        self._read_on = (lambda text, last: (text, [])) if is_text else MarkedCalls().read
+        return self._read_on(self._text, last)
 
-    def step(self) -> bool:
+    def _step(self) -> bool:
         """Return whether a call, or the end of a fence, comes next, and go past it if so."""
-        begin = self.at
-        if self.fenced and self.take(FENCE):
-            self.fenced = False
+        begin = self._at
+        if self._fenced and self._take(FENCE):
+            self._fenced = False
             return True
-        opened = not self.fenced and self.take(FENCE)
+        opened = not self._fenced and self._take(FENCE)
         if opened:
-            self.take(LANGUAGE)
-        call = self.call()
-        if call is None:
-            self.at = begin
+            self._take(LANGUAGE)
+        if not self._call():
+            self._at = begin
             return False
-        self.found.append(call)
-        self.fenced |= opened
+        self._fenced |= opened
         return True
 
-    def call(self) -> tuple[str, str] | None:
-        """Return (name, arguments) of the call that comes next, None where none does."""
-        begin = self.at
-        for name in self.form.names:
-            if all(map(self.take, (*self.form.head(name), "{"))):
-                arguments = self.arguments()
-                if arguments is not None and self.take("}"):
-                    return name, arguments
-            self.at = begin
-        return None
+    def _call(self) -> bool:
+        """Return whether a call comes next, and add it to those found if so."""
+        begin = self._at
+        for name in self._form.names:
+            if all(map(self._take, (*self._form.head(name), "{"))):
+                arguments = self._arguments()
+                if arguments is not None and self._take("}"):
+                    self._found.append(Call(len(self._found), name, arguments))
+                    return True
+            self._at = begin
+        return False
 
-    def arguments(self) -> str | None:
+    def _arguments(self) -> str | None:
         """Return the JSON object whose first character was taken last, None where it is none."""
-        begin = self.at - 1
+        begin = self._at - 1
         try:
-            _, self.at = DECODER.raw_decode(self.text, begin)
+            _, self._at = DECODER.raw_decode(self._text, begin)
         except JSONDecodeError as error:
             unended = error.msg.startswith("Unterminated")
-            self.cut |= unended or UNFINISHED.fullmatch(self.text, error.pos) is not None
+            self._cut |= unended or UNFINISHED.fullmatch(self._text, error.pos) is not None
             return None
         except (ValueError, RecursionError):
             return None
-        return self.text[begin : self.at]
+        return self._text[begin : self._at]
 
-    def take(self, token: str) -> bool:
+    def _take(self, token: str) -> bool:
         """Return whether a token comes next, after white space, and go past it if so."""
-        at = SPACES.match(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
-        if self.text.startswith(token, at):
-            self.at = at + len(token)
+        at = SPACES.match(self._text, self._at).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if self._text.startswith(token, at):
+            self._at = at + len(token)
             return True
-        self.cut |= token.startswith(self.text[at : at + len(token)]) and at + len(token) > len(self.text)
+        self._cut |= token.startswith(self._text[at : at + len(token)]) and at + len(token) > len(self._text)
         return False
 
 
@@ -244,12 +228,7 @@ def call_of(text: str, index: int) -> Call | None:
         return None
     if not TAIL.fullmatch(text, end):
         return None
-    return _made(index, head[1], text[head.end() : end])
-
-
-def _made(index: int, name: str, arguments: str) -> Call:
-    """Return a call with a new id. index, name, arguments: as `Call` has them."""
-    return Call(index, name, arguments, f"call_{uuid4().hex[:24]}")
+    return Call(index, head[1], text[head.end() : end])
 
 
 def _without_beginning(text: str) -> int:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -24,6 +25,7 @@ KINDS = {
 RETRY_AFTER = 1  # seconds after which a client may try again, sent with a 429 or 503
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An answer that is an error.
 
@@ -31,20 +33,17 @@ class ApiError(Exception):
     message: one sentence that names the wrong input and says what to do.
     param: the field of the request that is wrong; None where it is no single field.
     code: a word by which programs distinguish errors, if there is one.
-    headers: HTTP headers besides the usual ones.
+    headers: HTTP headers besides the usual ones; None: there are no others.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = dict(headers or {})
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, Any]:
@@ -106,19 +105,16 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:
-    """Return the response to a request whose body has wrong fields. error: pydantic's findings."""
+    """Return the response to a request whose body has wrong fields, which are pydantic's `error`."""
     assert isinstance(error, RequestValidationError)
-    return invalid(error.errors(), error.body).response
+    return _invalid(error.errors(), error.body).response
 
 
-def invalid(errors: Sequence[Any], body: Any) -> ApiError:
+def _invalid(errors: Sequence[Any], body: Any) -> ApiError:
     """Return the ApiError 400 for a body with wrong fields: one sentence about the first of them.
 
     Where a field may have one of several types, pydantic reports errors for each type; the sentence is about those that
     lie deepest in the body.
-
-    errors: pydantic's, at least one.
-    body: what the client sent.
     """
     found = errors[0]
     places = {id(error): _place(error, body) for error in errors if error["loc"][:2] == found["loc"][:2]}

@@ -1,21 +1,63 @@
-"""The two shapes of an answer: chat completions and completions, whole and in chunks.
-
-Both classes have the same methods, which `ChatForm` explains, and the same fields:
-
-name, chunk_name: OpenAI's `object`, of a whole answer and of a chunk.
-prefix: what the answer's id begins with.
-"""
+"""The two shapes of an answer, chat completions and completions, and how both write single tokens."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from foretoken.core.errors import ForetokenError
+from foretoken.models.text import Tokenizer
 from foretoken.serve.calls import Call
 from foretoken.serve.jobs import TokenLogprob
-from foretoken.serve.logprobs import LEAST, Spelling
+from foretoken.trace.page import labels_of
+from foretoken.vocab.vocabulary import vocabulary
+
+LEAST = -9999.0  # stands for -inf, which JSON lacks
+
+
+class Spelling:
+    """How single tokens are written: as text, in which a sign stands for a part of a character, and as exact bytes.
+
+    tokenizer: the tokenizer of the model.
+    label: returns the text of a token id.
+    silent: ids of special tokens, which leave no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.label = labels_of(tokenizer)
+        self.silent = frozenset(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        try:
+            self._bytes = vocabulary(tokenizer).tokens
+        except ForetokenError:  # a kind of tokenizer that hides the bytes of its tokens: OpenAI's field may be null
+            self._bytes = None
+
+    def bytes_of(self, token: int) -> list[int] | None:
+        """Return the bytes of a token; those of its label for a special token, None where the tokenizer hides them.
+
+        token: its id.
+        """
+        if self._bytes is None:
+            return None
+        known = self._bytes[token] if token < len(self._bytes) else None
+        return list(self.label(token).encode() if known is None else known)
+
+    def name_of(self, token: int) -> str:
+        """Return the text of a token; for a part of a character, whose text many tokens share, "bytes:" and its bytes.
+
+        token: its id.
+        """
+        known = self.bytes_of(token)
+        try:
+            return self.label(token) if known is None else bytes(known).decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in known or ())
 
 
 class ChatForm:
-    """The form of the answers of /v1/chat/completions."""
+    """The form of the answers of /v1/chat/completions, whole and in chunks.
+
+    name, chunk_name: OpenAI's `object`, of a whole answer and of a chunk.
+    prefix: what the answer's id begins with.
+    """
 
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
@@ -69,7 +111,7 @@ class ChatForm:
 
 
 class CompletionForm:
-    """The form of the answers of /v1/completions."""
+    """The form of the answers of /v1/completions, with the methods and fields of `ChatForm`."""
 
     name = chunk_name = "text_completion"
     prefix = "cmpl-"
@@ -77,11 +119,10 @@ class CompletionForm:
     def whole(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"text": text, "logprobs": logprobs}
 
+    part = whole
+
     def opening(self, before: str | None) -> dict[str, Any] | None:
         return {"text": before, "logprobs": None} if before else None
-
-    def part(self, text: str, calls: Sequence[Call], logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return {"text": text, "logprobs": logprobs}
 
     def logprobs(self, given: Sequence[TokenLogprob], spelling: Spelling, offsets: Sequence[int]) -> dict[str, Any]:
         """Return lists with one entry per token; the token itself is always among the top ones."""

@@ -1,6 +1,6 @@
 """What a request passes before it is read: its id and line in the log, its origin, its key, the size of its body.
 
-The classes are ASGI applications around another one, `app`, to which they hand on the requests that pass.
+The functions that take an `app` return an ASGI application around it, which hands on the requests that pass.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.serve.errors import ApiError, too_long
@@ -27,27 +28,16 @@ LINGER_S = 1.0  # seconds for which a client that is sent an error may still sen
 ID = re.compile(r"[\x21-\x7e]{1,128}")  # an X-Request-Id of the client's that is taken over
 
 
-class Logged:
-    """Gives each request its id, X-Request-Id, logs how it ended, and answers with 500 where the server failed.
+def logged(app: ASGIApp) -> ASGIApp:
+    """Return an application that gives each request its id, X-Request-Id, and logs how `app` answered it.
 
-    It is the outermost of all. What else is to be logged of a request is put into `scope["state"]["log"]` by the
-    endpoints; never a text.
-
-    app: the application inside.
+    It answers with 500 where the server failed. What else is to be logged of a request is put into
+    `scope["state"]["log"]` by the endpoints; never a text.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on, as an ASGI application.
-
-        scope: what is known of the request before its body: type, path, headers and the like.
-        receive: returns the next message from the client, such as a piece of the body.
-        send: sends a message to the client, such as the status or a piece of the response.
-        """
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         start, status = time.perf_counter(), 0
         given = Headers(scope=scope).get("x-request-id", "")
@@ -62,38 +52,33 @@ class Logged:
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await app(scope, receive, noted)
         except Exception:
             log.exception("Request %s failed in the server.", facts["request_id"])
             if not status:
                 error = ApiError(500, f"The server failed at request {facts['request_id']}: its log tells more.")
                 await error.response(scope, receive, noted)
         finally:
-            record = {
-                "method": scope["method"],
-                "path": quote(scope["path"]),
-                "status": status,
-                "seconds": round(time.perf_counter() - start, 4),
-                **facts,
-            }
+            seconds = round(time.perf_counter() - start, 4)
+            record = {"method": scope["method"], "path": quote(scope["path"]), "status": status, "seconds": seconds}
             level = logging.DEBUG if scope["path"] in OPEN[1:] else logging.INFO
-            log.log(level, "request", extra={"facts": record})
+            log.log(level, "request", extra={"facts": {**record, **facts}})
+
+    return answer
 
 
-class Guarded:
-    """Answers a request with the error that `find` returns for it, if it returns one."""
+def guarded(app: ASGIApp, find: Callable[[Scope], ApiError | None]) -> ASGIApp:
+    """Return an application that hands on to `app` the requests for which `find` returns no error.
 
-    def __init__(self, app: ASGIApp, find: Callable[[Scope], ApiError | None]) -> None:
-        """Guard an application.
+    app: the application inside.
+    find: returns the error that is the answer, before the body is read; None for a request that may pass.
+    """
 
-        app: the application inside.
-        find: returns the error of a request, before its body is read; None for one that may pass.
-        """
-        self.app, self.find = app, find
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        error = find(scope) if scope["type"] == "http" else None
+        await (app if error is None else error.response)(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self.find(scope) if scope["type"] == "http" else None
-        await (self.app if error is None else error.response)(scope, receive, send)
+    return answer
 
 
 def from_other_site(own: str, origins: Collection[str], scope: Scope) -> ApiError | None:
@@ -158,24 +143,23 @@ def without_key(digests: Collection[bytes], scope: Scope) -> ApiError | None:
     return ApiError(401, said, code="invalid_api_key", headers=headers)
 
 
-class Sized:
-    """Reads the whole body of each request, and refuses one that is too large or does not come in time.
+def sized(app: ASGIApp, most: int, timeout: float) -> ASGIApp:
+    """Return an application that reads the whole body of each request, and refuses one that is too large or late.
 
     app: the application inside, which gets the body in one piece.
     most: the largest body, in bytes.
     timeout: seconds in which the body must come.
     """
 
-    def __init__(self, app: ASGIApp, most: int, timeout: float) -> None:
-        self.app, self.most, self.timeout = app, most, timeout
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
             return
         try:
-            async with asyncio.timeout(self.timeout):
-                body = await self._body(scope, receive)
+            async with asyncio.timeout(timeout):
+                came = [{"type": "http.request", "body": await _body(scope, receive, most), "more_body": False}]
+        except ClientDisconnect:
+            return
         except ApiError as error:
             await _let_come(receive)
             await error.response(scope, receive, send)
@@ -183,34 +167,28 @@ class Sized:
         except TimeoutError:
             await too_long("The request's body did not come in time.").response(scope, receive, send)
             return
-        if body is None:
-            return
-
-        read = False
 
         async def replayed() -> Message:
-            nonlocal read
-            if read:
-                return await receive()
-            read = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return came.pop() if came else await receive()
 
-        await self.app(scope, replayed, send)
+        await app(scope, replayed, send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body; None where the client has gone. Raises ApiError 413 for one that is too large."""
-        declared = Headers(scope=scope).get("content-length", "0")
-        size, body, more = int(declared) if declared.isdecimal() else 0, bytearray(), True
-        while more and max(size, len(body)) <= self.most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        if max(size, len(body)) > self.most:
-            said = f"The body has more than {self.most} bytes, the most that this server takes: send less."
-            raise ApiError(413, said, headers={"Connection": "close"})
-        return bytes(body)
+    return answer
+
+
+async def _body(scope: Scope, receive: Receive, most: int) -> bytes:
+    """Return the whole body. Raises ApiError 413 for one of more than `most` bytes, and ClientDisconnect."""
+    request = Request(scope, receive)
+    declared, body = request.headers.get("content-length", "0"), bytearray()
+    said = f"The body has more than {most} bytes, the most that this server takes: send less."
+    too_large = ApiError(413, said, headers={"Connection": "close"})
+    if declared.isdecimal() and int(declared) > most:
+        raise too_large
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
 
 
 async def _let_come(receive: Receive) -> None:

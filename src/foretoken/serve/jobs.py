@@ -53,20 +53,6 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
-class StepTree:
-    """The token tree of one step.
-
-    tokens: the id of each node; node 0 is the last committed token.
-    parents: the index of each node's parent, -1 for node 0.
-    path: the indices of the accepted nodes, from node 0 down.
-    """
-
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...]
-    path: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Progress:
     """What one step of the model added to one job.
 
@@ -75,7 +61,9 @@ class Progress:
     origins: where each id comes from; `core.sequence.Step.origins` explains the words.
     num_drafted: number of draft tokens in the step's tree.
     logprobs: log probabilities at each id's position, where the job asked for them; else empty.
-    tree: the step's token tree, where the job asked for it; else None.
+    tree: the step's token tree, where the job asked for it, else None: under "tokens" the id of each node, of which
+        node 0 is the last committed token, under "parents" the index of each node's parent, -1 for node 0, and under
+        "path" the indices of the accepted nodes, from node 0 down.
     num_cached: number of prompt tokens that the prefix cache held.
     waited_s: seconds that the job waited for others to end; the same at every step.
     finish_reason: why the text ended; None before the last step.
@@ -87,7 +75,7 @@ class Progress:
     origins: tuple[Origin, ...]
     num_drafted: int
     logprobs: tuple[TokenLogprob, ...] = ()
-    tree: StepTree | None = None
+    tree: dict[str, tuple[int, ...]] | None = None
     num_cached: int = 0
     waited_s: float = 0.0
     finish_reason: FinishReason | None = None
@@ -95,5 +83,5 @@ class Progress:
 
 
 # Called on the model's thread, once per step and at last with a finish reason or the error that is the answer; it must
-# return at once.
+# return at once. RuntimeError from it means that nobody waits for the job any more.
 Deliver = Callable[[Progress | ApiError], None]

@@ -10,20 +10,11 @@ LEVELS = {
     "foretoken.cluster": logging.INFO,
     "uvicorn.error": logging.WARNING,  # reports what goes wrong in HTTP
 }
-
-
-def log_address(log: logging.Logger, where: str) -> None:
-    """Log that the server listens, to `log`; where: the URL of its page, behind which that of OpenAI's API is /v1."""
-    log.info("listens on %s (base URL of OpenAI clients: %s/v1)", where, where)
-
-
-def log_signal(log: logging.Logger, at_once: bool) -> None:
-    """Log what a signal does to the server.
-
-    log: the logger.
-    at_once: whether it ends the server at once; the first signal does not.
-    """
-    log.info("ends at once" if at_once else "drains: no new requests; a second signal ends at once")
+LISTENS = "listens on %s (base URL of OpenAI clients: %s/v1)"
+DRAINS, ENDS = (
+    "drains: no new requests; a second signal ends at once",
+    "ends at once",
+)  # at the first signal, the second
 
 
 class Text(logging.Formatter):

@@ -8,23 +8,11 @@ from typing import Any
 from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.sampling import CHECKED, Sampling
 from foretoken.engine import Engine
-from foretoken.models.grammar import Grammar
 from foretoken.models.text import turn_end
+from foretoken.serve import schema
 from foretoken.serve.calls import CallForm
 from foretoken.serve.errors import ApiError, refusing
 from foretoken.serve.jobs import Job
-from foretoken.serve.schema import (
-    COMPLETION_TOKENS,
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Named,
-    Sampled,
-    StreamOptions,
-    TokenizeRequest,
-    Tool,
-)
 from foretoken.serve.structure import grammar_of
 from foretoken.serve.tools import check_history, for_template, tool_use, wanted_form
 
@@ -40,9 +28,7 @@ class Asked:
     n: number of choices of each prompt.
     seed: that of choice 0.
     stream: whether the text is sent as it grows.
-    usage: whether a stream ends with a chunk of usage and metrics.
-    usage_so_far: whether each chunk of a stream has the usage up to it.
-    steps: whether each chunk of a stream shows the step it comes from.
+    options: what a stream sends besides the text.
     echoed: the prompt's text before each choice; None where it was not asked for.
     calls: how tool calls are written in the texts; None where none are read.
     """
@@ -51,9 +37,7 @@ class Asked:
     n: int
     seed: int
     stream: bool
-    usage: bool
-    usage_so_far: bool
-    steps: bool
+    options: schema.StreamOptions
     echoed: tuple[str, ...] | None = None
     calls: CallForm | None = None
 
@@ -80,7 +64,7 @@ class Intake:
         self.use = tool_use(engine.tokenizer)
         self.turn_ends = engine.eos_ids if end is None else engine.eos_ids | {end}
 
-    def chat(self, body: ChatRequest) -> Asked:
+    def chat(self, body: schema.ChatRequest) -> Asked:
         """Return the checked request for an answer to a conversation. body: the request as the client sent it."""
         self._check_model(body)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -93,7 +77,7 @@ class Intake:
         new = body.max_tokens or body.max_completion_tokens or self.context
         return self._asked(body, [ids], new, top, self.turn_ends, calls=calls)
 
-    def completion(self, body: CompletionRequest) -> Asked:
+    def completion(self, body: schema.CompletionRequest) -> Asked:
         """Return the checked request for a continuation of each prompt. body: the request as the client sent it."""
         self._check_model(body)
         scores = bool(body.echo) and body.logprobs is not None
@@ -116,11 +100,10 @@ class Intake:
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else self.decode(prompt) for prompt in prompts]
             echoed = tuple(text for text in texts for _ in range(n))
-        new = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        asked = self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, echoed)
-        return replace(asked, jobs=tuple(replace(job, scores_prompt=scores) for job in asked.jobs))
+        new = schema.COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        return self._asked(body, ids, new, body.logprobs, self.engine.eos_ids, scores, echoed)
 
-    def tokenize(self, body: TokenizeRequest) -> list[int]:
+    def tokenize(self, body: schema.TokenizeRequest) -> list[int]:
         """Return the token ids of the text or the conversation in `body`."""
         self._check_model(body)
         if (body.prompt is None) is (body.messages is None):
@@ -131,7 +114,7 @@ class Intake:
             raise ApiError(400, "tools is for messages: give some, or leave it out.", "tools")
         return self._encode(body.prompt, "The prompt", "prompt")
 
-    def detokenize(self, body: DetokenizeRequest) -> str:
+    def detokenize(self, body: schema.DetokenizeRequest) -> str:
         """Return the text of the token ids in `body`, special tokens included."""
         self._check_model(body)
         bad = [x for x in body.tokens if not 0 <= x < self.engine.target.vocab_size]
@@ -146,11 +129,12 @@ class Intake:
 
     def _asked(
         self,
-        body: Sampled,
+        body: schema.Sampled,
         prompts: list[list[int]],
         max_new_tokens: int,
         top_logprobs: int | None,
         eos_ids: frozenset[int],
+        scores_prompt: bool = False,
         echoed: tuple[str, ...] | None = None,
         calls: CallForm | None = None,
     ) -> Asked:
@@ -158,7 +142,7 @@ class Intake:
 
         body: the request as the client sent it.
         prompts: token ids of each prompt.
-        max_new_tokens, top_logprobs: as in `Job`.
+        max_new_tokens, top_logprobs, scores_prompt: as in `Job`.
         eos_ids: tokens that end a text, unless the request ignores them.
         echoed, calls: as in `Asked`.
         """
@@ -173,32 +157,29 @@ class Intake:
         except ForetokenError as error:
             first = str(error).split(" ", 1)[0]  # where it is the name of a field, that is the field that is wrong
             raise ApiError(400, str(error), first if first in type(body).model_fields else None) from error
-        options = body.stream_options or StreamOptions()
-        steps = bool(options.include_steps)
+        options = body.stream_options or schema.StreamOptions()
         # A seed that the client names fixes the text: where drafts depend on measured times, nothing is drafted.
         fixed = body.seed is None or sampling.temperature == 0 or self.engine.seeds_fix_texts
         depth = 0 if body.speculation == "off" or (body.speculation is None and not fixed) else body.speculation
         ends = frozenset() if body.ignore_eos else eos_ids
         grammar, param = grammar_of(body, calls, self.tokenizer)
+
+        def held(ids: list[int]) -> Sampling:  # to the grammar, by a parser of its own
+            if grammar is None:
+                return sampling
+            with refusing(param):
+                constraint = grammar.constraint(self.tokenizer, ends, len(ids))
+            return replace(sampling, processors=(*sampling.processors, constraint))
+
+        alike = max_new_tokens, ends, stops, top_logprobs, depth, bool(options.include_steps), scores_prompt
         jobs = [
-            Job(
-                tuple(ids),
-                self._held(sampling, grammar, ends, len(ids), param),
-                (seed + i * n + k) % SEEDS,
-                max_new_tokens,
-                ends,
-                stops,
-                top_logprobs,
-                depth,
-                steps,
-            )
+            Job(tuple(ids), held(ids), (seed + i * n + k) % SEEDS, *alike)
             for i, ids in enumerate(prompts)
             for k in range(n)
         ]
-        stream, usage, so_far = map(bool, (body.stream, options.include_usage, options.continuous_usage_stats))
-        return Asked(tuple(jobs), n, seed, stream, usage, so_far, steps, echoed, calls)
+        return Asked(tuple(jobs), n, seed, bool(body.stream), options, echoed, calls)
 
-    def _sampling(self, body: Sampled) -> Sampling:
+    def _sampling(self, body: schema.Sampled) -> Sampling:
         """Return the sampling settings of `body`; those left out have OpenAI's defaults, which `Sampling` has too."""
         given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
         bias: dict[int, float] = {}
@@ -211,20 +192,7 @@ class Intake:
             bias[int(token)] = added
         return Sampling(**given, logit_bias=bias)
 
-    def _held(
-        self, sampling: Sampling, grammar: Grammar | None, ends: frozenset[int], num_prompt: int, param: str
-    ) -> Sampling:
-        """Return the sampling settings of one text, held to `grammar` by a parser of its own.
-
-        ends: ids that end the text. num_prompt: number of ids of its prompt. param: the field that an error names.
-        """
-        if grammar is None:
-            return sampling
-        with refusing(param):
-            constraint = grammar.constraint(self.tokenizer, ends, num_prompt)
-        return replace(sampling, processors=(*sampling.processors, constraint))
-
-    def _conversation(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] | None) -> list[int]:
+    def _conversation(self, messages: Sequence[schema.ChatMessage], tools: Sequence[schema.Tool] | None) -> list[int]:
         """Return the ids that the chat template writes for messages and tools."""
         if not messages:
             raise ApiError(400, "The conversation is empty: give at least one message.", "messages")
@@ -245,19 +213,19 @@ class Intake:
             raise ApiError(400, str(error), param, "context_length_exceeded")
         return ids
 
-    def _check_model(self, body: Named) -> None:
+    def _check_model(self, body: schema.Named) -> None:
         if body.model is not None and body.model != self.name:
             said = f"There is no model {body.model[:100]!a} here: the one that is served is {self.name}."
             raise ApiError(404, said, "model", "model_not_found")
 
-    def _check_number(self, body: Sampled, prompts: int) -> None:
+    def _check_number(self, body: schema.Sampled, prompts: int) -> None:
         texts = (body.n or 1) * prompts
         if texts > self.most:
             param = "n" if prompts == 1 else "prompt"
             raise ApiError(400, f"{param} asks for {texts} texts at once, and {self.most} are the most.", param)
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _message(message: schema.ChatMessage) -> dict[str, Any]:
     """Return a message as the engine takes it; text parts are joined by line ends."""
     made = message.model_dump(exclude_none=True)
     if not isinstance(message.content, str | None):

@@ -1,9 +1,9 @@
 """The app in a process of its own: signals, draining (the end of running requests), and the exit code."""
 
+import asyncio
 import logging
 import socket
 import sys
-from threading import Timer
 from types import FrameType
 
 import uvicorn
@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from foretoken.engine import Engine
 from foretoken.serve.app import create_app
 from foretoken.serve.listen import address, listen
-from foretoken.serve.logs import log_address, log_signal, log_to_stderr
+from foretoken.serve.logs import DRAINS, ENDS, LISTENS, log_to_stderr
 from foretoken.serve.owner import Owner
 from foretoken.serve.settings import Settings
 from foretoken.serve.worker import Worker
@@ -33,39 +33,27 @@ class Server(uvicorn.Server):
     config: uvicorn's settings, of which one is set here: how long it waits for running requests.
     worker: decodes the jobs.
     drain: seconds that running requests have to end in.
-    limit, forced: the timers that end the worker after `drain` seconds, and uvicorn soon after a second signal.
     """
 
     def __init__(self, config: uvicorn.Config, worker: Worker, drain: float) -> None:
         config.timeout_graceful_shutdown = int(drain) + TELLING
         super().__init__(config)
-        self.worker = worker
-        self.limit = Timer(drain, worker.end)
-        self.forced = Timer(TELLING, self._force)
-        self.limit.daemon = self.forced.daemon = True
+        self.worker, self.drain = worker, drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end, or at a second signal end at once.
-
-        sig: the number of the signal, SIGINT or SIGTERM.
-        frame: where the signal interrupted the program; not used.
-        """
+        """Begin to end, or at a second signal end at once; sig, frame: as every handler of signals is called."""
         again, self.should_exit = self.should_exit, True
-        if not again:
-            self.limit.start()
-        elif not self.forced.is_alive():
-            Timer(0, self.worker.end).start()  # which may wait for the model's thread, as a signal must not
-            self.forced.start()
-        log_signal(log, again)
-
-    def _force(self) -> None:
-        self.force_exit = True
+        loop = asyncio.get_running_loop()  # since `end` may wait for the model's thread, as a signal must not
+        loop.call_soon_threadsafe(loop.call_later, 0 if again else self.drain, self.worker.end)
+        if again:
+            loop.call_soon_threadsafe(loop.call_later, TELLING, setattr, self, "force_exit", True)
+        log.info(ENDS if again else DRAINS)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen on the bound `sockets`, and log their addresses."""
         await super().startup(sockets)
-        for each in sockets or ():
-            log_address(log, address(each))
+        for where in map(address, sockets or ()):
+            log.info(LISTENS, where, where)
 
     async def on_tick(self, counter: int) -> bool:
         """Whether the server is to end; uvicorn asks it ten times a second. counter: counts the calls."""
@@ -77,9 +65,7 @@ def prepared(engine: Engine, settings: Settings, owner: Owner) -> FastAPI:
 
     Logging to stderr is set up, and a short text is generated, so that nothing is compiled during a request.
 
-    engine: the model and its drafter, with a tokenizer.
-    settings: the server's options.
-    owner: the thread that loaded the engine, which also decodes.
+    engine, settings, owner: as for `serve`.
     """
     log_to_stderr(settings.log)
     owner.submit(lambda: engine.generate([0], max_new_tokens=8, seed=0)).result()
@@ -103,8 +89,6 @@ def serve(engine: Engine, settings: Settings, listening: socket.socket, owner: O
     server = Server(config, worker, settings.drain)
     log.info("serves %s, drafter %s", engine.target.name, engine.drafter.name)
     server.run(sockets=[listening])
-    server.limit.cancel()
-    server.forced.cancel()
     worker.stop()
     if worker.error is not None:
         log.error("the thread that runs the model has died: %r", worker.error)

@@ -1,16 +1,37 @@
-"""The target's log probabilities at the tokens of a prompt, of which no text is made."""
+"""The target's log probabilities at the tokens of one step, and at those of a prompt."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
+from foretoken.core.interfaces import Path
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence
-from foretoken.core.tree import chain
+from foretoken.core.tree import TokenTree, chain
+from foretoken.core.walk import LogitScores, NodeScores
 from foretoken.decode import Decoder
 from foretoken.serve.jobs import TokenLogprob
 from foretoken.serve.prefix import BLOCK, PrefixCache
-from foretoken.serve.watch import step_logprobs
+
+
+def step_logprobs(tree: TokenTree, scores: NodeScores, path: Path, token: int, top: int) -> tuple[TokenLogprob, ...]:
+    """Return the log probabilities at each token of a step: the accepted draft tokens and the one after them.
+
+    tree: the token tree of the step.
+    scores: its node scores, of a sequence that shows its logits.
+    path: the accepted nodes of the tree, the root first.
+    token: the id of the token after the accepted ones.
+    top: number of the most probable tokens that are reported for each.
+    """
+    assert isinstance(scores, LogitScores)
+    tokens = [*(tree.tokens[node] for node in path[1:]), token]
+    logprobs = scores.logits[list(path)].double().log_softmax(-1)  # row i: at the position of token i
+    best = logprobs.topk(min(top, logprobs.shape[1]), -1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(token, float(row[token]), tuple(zip(*of_row, strict=True)))
+        for token, row, of_row in zip(tokens, logprobs, pairs, strict=True)
+    )
 
 
 def prompt_logprobs(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from foretoken.core.messages import check_text
 from foretoken.engine import Engine
 from foretoken.serve.errors import too_long, unavailable
-from foretoken.serve.logprobs import Spelling
+from foretoken.serve.forms import Spelling
 from foretoken.serve.metrics import Metrics
 from foretoken.serve.owner import Owner
 from foretoken.serve.requests import Intake
@@ -24,6 +24,7 @@ T = TypeVar("T")
 class Service:
     """What the endpoints and their answers share.
 
+    engine, settings, owner: as for `create_app`.
     name: the model's name for clients.
     worker: decodes; the app starts and stops it.
     intake: turns requests into jobs, on the thread of `reader`, so that a long prompt does not delay other answers.
@@ -34,12 +35,6 @@ class Service:
     """
 
     def __init__(self, engine: Engine, settings: Settings, owner: Owner | None) -> None:
-        """Make all of these.
-
-        engine: the model and its drafter, with a tokenizer.
-        settings: the server's options.
-        owner: the thread that loaded the engine; None: a new thread decodes.
-        """
         self.name = settings.name or Path(engine.target.name).name
         check_text(self.name, "The model's name, instead of which --name can give another,")
         self.worker = Worker(engine, settings.max_batch, settings.context, settings.max_queue, owner=owner)

@@ -151,10 +151,7 @@ def _rules(
 
 
 def _objects(form: CallForm, tools: Sequence[tuple[int, Function]], single: bool) -> dict[str, str]:
-    """Return the rules of calls without marks beside @answer: their tokens are those of JSON, as @answer's are.
-
-    form, tools, single: as for `_rules`.
-    """
+    """Return the rules of calls without marks beside @answer: their tokens are those of JSON, as @answer's are."""
     found: list[str] = []
     for i, function in tools:
         tokens = [token + " " * (token in ",:") for token in form.head(function.name)]
@@ -164,10 +161,7 @@ def _objects(form: CallForm, tools: Sequence[tuple[int, Function]], single: bool
 
 
 def _unmarked(form: CallForm, tools: Sequence[tuple[int, Function]], single: bool) -> dict[str, str]:
-    """Return the rules of calls without marks beside free text, which may not begin as they do.
-
-    form, tools, single: as for `_rules`.
-    """
+    """Return the rules of calls without marks beside free text, which may not begin as they do."""
     heads = {f"HEAD{i}": f"/{_head(form, function)}{SPACE}/" for i, function in tools}
     fenced = {f"FENCED{i}": f"/{OPENING}{_head(form, function)}{SPACE}/" for i, function in tools}
     return {

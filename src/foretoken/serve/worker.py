@@ -22,9 +22,16 @@ DIED, DOWN = "The thread that runs the model has died: restart the server.", "Th
 class Worker:
     """Decodes the jobs of a server, up to `max_batch` side by side; each has the text that it would have alone.
 
-    All methods may be called from any thread. The model runs on the worker's own.
+    All methods may be called from any thread. The model runs on the worker's own. No job is taken before `start`.
 
-    context: the most ids of one text, its prompt included.
+    engine: the models and their settings, with a tokenizer.
+    max_batch: the most jobs decoded at once.
+    context: the most ids of one text, its prompt included; None: the model's own context, or 4096 if it names none.
+    max_queue: the most jobs that may wait for others to end.
+    cache_bytes: the most memory of the prefix cache, in bytes; 0: there is no cache.
+    owner: the thread that loaded the engine, where that is to be the worker's; None: a new thread.
+    Raises ForetokenError for a context that the model does not take, and where memory does not suffice.
+
     error: the exception that the thread died of; None while it has not died.
     on_step: is called on the worker's thread after a step that added tokens, with their number: the emitted ones, and
         those of each prompt that joined.
@@ -39,16 +46,6 @@ class Worker:
         cache_bytes: int = CACHE_BYTES,
         owner: Owner | None = None,
     ) -> None:
-        """Open the batch on the thread that is to decode; no job is taken before `start`.
-
-        engine: the models and their settings, with a tokenizer.
-        max_batch: the most jobs decoded at once.
-        context: the most ids of one text, its prompt included; None: the model's own context, or 4096 if it names none.
-        max_queue: the most jobs that may wait for others to end.
-        cache_bytes: the most memory of the prefix cache, in bytes; 0: there is no cache.
-        owner: the thread that loaded the engine, where that is to be the worker's; None: a new thread.
-        Raises ForetokenError for a context that the model does not take, and where memory does not suffice.
-        """
         most = engine.target.lm.context
         if context is not None and most is not None and context > most:
             raise ForetokenError(
@@ -99,11 +96,10 @@ class Worker:
         self._owner = None  # one that nobody else holds ends with the work
 
     def submit(self, job: Job, deliver: Deliver) -> Ticket:
-        """Queue a job.
+        """Queue a job, and return the ticket that `cancel` takes.
 
         job: the text that is to be generated.
         deliver: is called with the job's news on the worker's thread; it must return at once.
-        Returns the ticket that `cancel` takes.
         Raises ForetokenError for a job that does not fit the context, and ApiError: 429 where too many wait, 503 where
         no more are accepted.
         """

@@ -1,20 +1,30 @@
-"""The record of a decoding, step by step, made by an observer of the loop: `engine.generate(..., observer=trace)`."""
+"""The record of a decoding, step by step, made by an observer of the loop: `engine.generate(..., observer=trace)`.
 
+It is saved as JSON in page.html, whose own script draws it.
+"""
+
+import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from foretoken.core.errors import NotFiniteError
 from foretoken.core.files import check_file, write
+from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Origin, Sequence, origin_after
 from foretoken.core.tree import TokenTree
 from foretoken.core.walk import NodeScores
 from foretoken.engine import Engine
-from foretoken.trace.page import page
+from foretoken.models.text import TextStream, Tokenizer
+from foretoken.trace.page import Label, composed, labels_of
+from foretoken.version import __version__
 
 # The most steps, and nodes of them, that are recorded of all texts together: a page of a few megabytes.
 MOST_STEPS = 4000
 MOST_NODES = 60_000
+MOST_OF_PROMPT = 4000  # characters of a prompt that are shown, its last ones
 
 
 @dataclass(frozen=True)
@@ -84,11 +94,7 @@ class Trace:
     ) -> None:
         """Record one step; the decoding loop calls it before it commits the step's tokens.
 
-        sequence: the text.
-        tree: what was drafted.
-        scores: the target's, of the tree's nodes.
-        path: the accepted nodes, the root first.
-        token: the id after them.
+        sequence, tree, scores, path, token: as every observer gets them; see `decode.Observer`.
         """
         text = self._texts.setdefault(sequence, TracedText(sequence))
         text.num_steps += 1
@@ -103,7 +109,11 @@ class Trace:
     def save(self, file: str | Path) -> None:
         """Write the page to `file`, whole or not at all: HTML that needs no network. Raises ForetokenError."""
         check_file(Path(file))
-        html = page(self)
+        shown = json.dumps(_record(self), separators=(",", ":"))
+        for sign in "&<>":  # in a script element; without them, nothing ends the element or begins a comment
+            shown = shown.replace(sign, f"\\u{ord(sign):04x}")
+        html = composed((files("foretoken.trace") / "page.html").read_text(encoding="utf-8"))
+        html = html.replace("__TRACE__", shown, 1)
         write(Path(file), lambda temporary: temporary.write_text(html, encoding="utf-8"))
 
 
@@ -126,3 +136,77 @@ def _step(sequence: Sequence, tree: TokenTree, scores: NodeScores, path: tuple[i
             if parent == path[-1]:
                 p_token = float(row[token])
     return TracedStep(len(sequence.ids), tree, p, q, path, token, p_token, origin_after(tree, path))
+
+
+def _record(trace: Trace) -> dict[str, Any]:
+    """Return what the page shows of a trace, as plain values.
+
+    Keys that are repeated are short: of a step, "n" are its nodes, [label, id, parent, p, q] each; "a" the accepted
+    nodes without the root; "e" the token after them, [label, id, p, origin].
+    """
+    engine = trace.engine
+    label = labels_of(engine.tokenizer)
+    return {
+        "version": __version__,
+        "settings": {
+            "target": engine.target.name,
+            "drafter": engine.drafter.name,
+            "tree": engine.tree,
+            "verifier": engine.rule,
+        },
+        "texts": [_text(text, engine, label) for text in trace.texts],
+    }
+
+
+def _text(text: TracedText, engine: Engine, label: Label) -> dict[str, Any]:
+    sequence = text.sequence
+    prompt, new = sequence.ids[: sequence.num_prompt], sequence.ids[sequence.num_prompt :]
+    if engine.tokenizer is None:
+        before = " ".join(map(str, prompt))
+    else:
+        before = str(engine.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
+    return {
+        "prompt": before[-MOST_OF_PROMPT:],
+        "cut": len(before) > MOST_OF_PROMPT,
+        "sampling": _settings(sequence.sampling),
+        "tokens": len(new),
+        "steps": text.num_steps,
+        "drafted": text.num_drafted,
+        "accepted": text.num_accepted,
+        "pieces": _pieces(engine.tokenizer, prompt, new),
+        "ends": [min(step.length - len(prompt) + len(step.path), len(new)) for step in text.steps],
+        "shown": [_shown(step, label) for step in text.steps],
+    }
+
+
+def _settings(sampling: Sampling) -> dict[str, Any]:
+    """Return the temperature, and the settings that are not at their defaults."""
+    names = ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+    given = {name: getattr(sampling, name) for name in names if getattr(sampling, name) != getattr(Sampling, name)}
+    tokens = {"logit_bias": f"of {len(sampling.logit_bias)} tokens"} if sampling.logit_bias else {}
+    processors = {"processors": len(sampling.processors)} if sampling.processors else {}
+    return {"temperature": sampling.temperature, **given, **tokens, **processors}
+
+
+def _pieces(tokenizer: Tokenizer | None, prompt: list[int], new: list[int]) -> list[str]:
+    """Return the text that each new token adds; a character that takes several tokens belongs to the last of them."""
+    if tokenizer is None:
+        return [f" {token}" for token in new]
+    stream = TextStream(tokenizer, (), prompt)
+    pieces = [stream.push([token]) for token in new]
+    if pieces:
+        pieces[-1] += stream.finish()
+    return pieces
+
+
+def _shown(step: TracedStep, label: Label) -> dict[str, Any]:
+    nodes = zip(step.tree.tokens, step.tree.parents, step.p, step.q, strict=True)
+    return {
+        "n": [[label(token), token, parent, _rounded(p), _rounded(q)] for token, parent, p, q in nodes],
+        "a": list(step.path[1:]),
+        "e": [label(step.token), step.token, _rounded(step.p_token), step.origin],
+    }
+
+
+def _rounded(x: float | None) -> float | None:
+    return None if x is None else float(f"{x:.3g}")
