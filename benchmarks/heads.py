@@ -184,16 +184,19 @@ def run(
         record(decoder.drafter, DRAFTING, clocks[DRAFT])
     if isinstance(chosen.drafter, HeadDrafter):
         record_parts(of_head(decoder.drafter).rows, clocks)
-    clocks[TARGET].lap()
+    clocks[TARGET].seconds = 0.0
     now = seconds(clock_named(target.device), target.device)
     begin = now()
     while decoder.sequences:
-        for _, step in clocks[STEP].time(decoder.step):
+        with clocks[STEP]:
+            steps = decoder.step()
+        for _, step in steps:
             tally.tokens += len(step.tokens)
             tally.drafted += step.num_drafted
             tally.accepted += step.num_accepted
         for name, clock in clocks.items():
-            tally.seconds[name].append(clock.lap())
+            tally.seconds[name].append(clock.seconds)
+            clock.seconds = 0.0
     tally.total_s += now() - begin
     return sequence.ids[len(prompt) :]
 

@@ -175,10 +175,10 @@ def ours(target: str) -> dict[str, Engine]:
 
 def picture(header: Mapping[str, Any], found: Sequence[Row], path: str) -> None:
     """Bars of the tokens/s, with model, machine and date above them."""
-    bars = []
-    for row in reversed(found):
-        color, speed = OUR_COLOR if row.name.startswith(OURS) else THEIR_COLOR, row.tokens_per_s
-        bars.append(Bar(row.name, speed.median, speed.low, speed.high, color))
+    bars = [
+        Bar(row.name, row.tokens_per_s, OUR_COLOR if row.name.startswith(OURS) else THEIR_COLOR)
+        for row in reversed(found)
+    ]
     title = (
         f"{Path(header['target']).name}, {header['dtype']}, greedy answers, one sequence\n"
         f"{header['cpu']}, {header['threads']} threads, {header['date']}"
