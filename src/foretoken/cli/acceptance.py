@@ -8,8 +8,8 @@ from foretoken.cli.command import command
 from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
-from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed, check_temperatures
-from foretoken.recipe import check_verifier
+from foretoken.core.limits import MOST_DRAWS, check_choice, check_counts, check_seed, check_temperatures
+from foretoken.verify import VERIFIERS
 
 FOLDER = "foretoken-acceptance"
 RULES = ("rrs", "rrsw", "hub", "kseq", "transport")
@@ -58,7 +58,7 @@ def acceptance(
     texts = chosen_prompts(None, prompts)
     options.check_models(**vars(models))
     for name in verifier or ():
-        check_verifier(name)
+        check_choice("verifier", name, VERIFIERS, optional=False)
     check_folder(Path(out))
     from foretoken.measure.child_acceptance import check_children, child_acceptance, continued, read, write
     from foretoken.measure.machine import machine

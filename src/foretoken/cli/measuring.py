@@ -62,10 +62,9 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown inste
 
 
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
-    """Return the first `count` prompts of a workload; torch is not imported for it.
+    """Return the first `count` prompts of a workload, None: all of them; torch is not imported for it.
 
     workload: a JSONL file; None: the held-out excerpts beside the demo models.
-    count: number of prompts; None: all.
     Raises ForetokenError where there are fewer, or one is empty.
     """
     if workload is None:
@@ -79,12 +78,9 @@ def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
 
 
 def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> list[list[int]]:
-    """Return the token ids of each prompt; a conversation is written by the tokenizer's chat template.
+    """Return the token ids, by the engine's tokenizer, of each of the `prompts`, texts or conversations.
 
-    engine: the engine whose tokenizer is used.
-    prompts: texts or conversations.
-    max_new_tokens: number of tokens that are to follow each.
-    Raises ForetokenError for a prompt that leaves no room for them in the target's context.
+    Raises ForetokenError for one that leaves no room for `max_new_tokens` after it in the target's context.
     """
     found = [engine.encode(prompt, f"Prompt {number}") for number, prompt in enumerate(prompts, start=1)]
     context = engine.target.lm.context
@@ -106,9 +102,8 @@ def names(target: str | None, drafter: str | None) -> dict[str, str]:
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
-    """Print what a command has measured; where it was interrupted, exit with the code for that.
+    """Print the `report` of what a command has measured; where it was interrupted, exit with the code for that.
 
-    report: the measurements.
     as_json, as_markdown: the form; plain text where both are False.
     """
     options.progress("")

@@ -103,14 +103,12 @@ def digest(prompts: list[Prompt]) -> str:
 
 @contextmanager
 def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
-    """Open the journal of what was measured so far, for as long as the context lasts.
+    """Open the journal in the file `path` of what was measured so far, for as long as the context lasts.
 
     Measurements of other settings, models, machines or versions are not used. What becomes of the file is printed on
     stderr.
 
-    path: the journal's file.
-    engine: the engine whose models are measured.
-    settings: all settings that the measurements depend on, as JSON values by name.
+    engine, settings: whose models are measured, and all else that the measurements depend on, as JSON values by name.
     """
     from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions
