@@ -28,8 +28,7 @@ def execution(run: Command, target: str) -> Command:
 
 
 def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: Path) -> None:
-    code, out, err = execution(*QUICK, "--json")
-    assert code == 0
+    out, err = execution.good(*QUICK, "--json")
     assert "context 8, batch 2: 1 nodes" in err
     lines = [json.loads(line) for line in (tmp_path / "foretoken-execution.jsonl").read_text().splitlines()]
     report = json.loads(out)
@@ -64,8 +63,7 @@ def test_a_gguf_file_is_not_for_transformers(run: Command, tmp_path: Path) -> No
 
 def test_the_table_and_the_plot(execution: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    code, out, _ = execution("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")
-    assert code == 0
+    out, _ = execution.good("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")
     for words in ("'compiled': 'kernel'", "GB/s", "over nodes", "clock thread", "dtype float32"):
         assert words in out
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -154,8 +154,7 @@ def tune(run: Command, few, unchecked) -> Command:
 
 
 def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
-    code, out, err = tune("tune", *SMALL, "--best", 2)
-    assert code == 0, err
+    out, err = tune.good("tune", *SMALL, "--best", 2)
     assert "profile written to foretoken-profile.json" in err
     assert [path.name for path in tmp_path.iterdir()] == ["foretoken-profile.json"]
     (table,) = json.loads(out)["tables"]
@@ -211,8 +210,7 @@ def test_an_interrupted_tune_goes_on(tune, tmp_path, monkeypatch):
     assert "goes on after what" in err
     assert "foretoken-profile.json.part holds" in err
     assert not (tmp_path / "foretoken-profile.json").exists()
-    code, out, err = tune(*two)
-    assert code == 0, err
+    out, err = tune.good(*two)
     assert "going on after 1 measurements" in err
     assert "replaced" not in err
     assert {row["verifier"] for row in json.loads(out)["tables"][0]["rows"]} == {
