@@ -51,8 +51,6 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
     Raises ForetokenError where the drafter is no language model, or the text has too few tokens.
     """
     drafter = drafter_lm(engine, "has no distribution to compare rules on")
-    if num_positions < 1:
-        raise ForetokenError(f"positions is {num_positions}: it must be at least 1.")
     assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
     target = engine.target.lm
     length = min([WINDOW, *(lm.context for lm in (target, drafter) if lm.context is not None)])
