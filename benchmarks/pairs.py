@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.cli import options
 from foretoken.cli.acceptance import OneVocabulary
-from foretoken.cli.command import option
+from foretoken.cli.command import field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.shapes import Float
@@ -19,7 +19,8 @@ from foretoken.models.text import encode
 
 WINDOW = 512  # tokens per forward
 LEAST_CONTEXT = 16  # tokens before a scored position
-LanguageModel = Annotated[str | None, option(OneVocabulary, "drafter")]  # a drafter whose distribution is read
+# A drafter whose distribution is read.
+LanguageModel = Annotated[str | None, typer.Option(help=field_help(OneVocabulary)["drafter"])]
 Text = Annotated[str | None, typer.Option(help="UTF-8 text file to score. Default: the held-out texts of the demo.")]
 Positions = Annotated[int, typer.Option(help="Places in the text, spread evenly, at which rules are compared.")]
 

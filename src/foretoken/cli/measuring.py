@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.command import option
+from foretoken.cli.command import SHARED, field_help
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interrupts import exit_code
@@ -53,12 +53,7 @@ class WorkOptions:
         return chosen_prompts(self.workload, self.prompts)
 
 
-# The same options one by one, for the scripts in benchmarks/.
-WorkloadFile = Annotated[str | None, option(WorkOptions, "workload")]
-Prompts = Annotated[int, option(WorkOptions, "prompts")]
-NewTokens = Annotated[int, option(WorkOptions, "max_new_tokens")]
-Rounds = Annotated[int, option(WorkOptions, "rounds")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+SHARED.update(field_help(WorkOptions))
 
 
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:

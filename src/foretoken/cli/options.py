@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from typer.core import TyperGroup
 
 import foretoken
-from foretoken.cli.command import option
+from foretoken.cli.command import SHARED, field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
 from foretoken.core.lazy import uncollected
@@ -247,15 +246,7 @@ class TextOptions:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-# The same options one by one, for commands that take a few of them.
-Target = Annotated[str | None, option(Models, "target")]
-Drafter = Annotated[str | None, option(Models, "drafter")]
-Device = Annotated[str | None, option(Models, "device")]
-Dtype = Annotated[str | None, option(Models, "dtype")]
-Compile = Annotated[str, option(EngineModels, "compile")]
-Verifier = Annotated[str | None, option(RecipeOptions, "verifier")]
-Profile = Annotated[str | None, option(EngineOptions, "profile")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+SHARED.update(field_help(EngineOptions))
 
 
 class DefaultCommand(TyperGroup):

@@ -12,8 +12,9 @@ from foretoken.cli import options
 from foretoken.cli.command import command
 from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, show
 from foretoken.cli.prompts import Prompt
+from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_measured, check_sampling
-from foretoken.recipe import check_alone, check_drafts
+from foretoken.recipe import NO_DRAFTER, check_alone
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -52,14 +53,14 @@ def tune(
     temperature: Temperature to tune for.
     best: The least number of trees that are kept when the slower half is left out.
     out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
-    json_: Print JSON instead of text.
     """
     options.check_own(out, ("format", "configurations"), "profile")
     check_counts(best=best)
     check_sampling(temperature=temperature)
     texts = work.texts()
     check_measured(work.max_new_tokens)
-    check_drafts(models.drafter)
+    if models.drafter == NO_DRAFTER:
+        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
     check_alone(models.drafter)
     check_forgets(models.drafter)
     options.check_models(**vars(models))

@@ -25,11 +25,6 @@ class Store:
         with self._lock:
             self._index = Index(self._capacity)
 
-    def tokens(self) -> np.ndarray:
-        """Return the tokens and borders that are remembered, oldest first [n] int32."""
-        with self._lock:
-            return self._index.tokens()
-
     def __len__(self) -> int:
         """The number of tokens and borders that are remembered."""
         return min(len(self._index), len(self._index.ring.tokens))
