@@ -124,6 +124,7 @@ class Request:
 class Engine:
     """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
 
+    target, drafter, verifier: the parts of the decoding loop.
     tokenizer: turns texts into ids and back; None where only ids are given and wanted.
     eos_ids: tokens that end a text.
     recipe, source: what the drafter and the verifier were made of; see `foretoken.build.with_recipe`.
