@@ -319,19 +319,20 @@ def test_an_answer_that_is_interrupted_before_it_begins_leaves_the_message_out(r
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-def test_an_interrupted_program_goes_on(models, tmp_path):
-    file = tmp_path / "said.json"
-    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "none"]
-    process = subprocess.Popen(
-        [*map(str, argv), "--temperature", "0", "--max-new-tokens", "16000"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+def asked(models, number: signal.Signals, handler, *options: object) -> subprocess.Popen:
+    """A program of its own, which has such a handler of a signal whatever the tests have, and is told "hi"."""
+    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--temperature", "0", *options]
+    pipe, usual = subprocess.PIPE, partial(signal.signal, number, handler)
+    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=usual)
     process.stdin.write(b"hi\n")
     process.stdin.flush()
+    return process
+
+
+@pytest.mark.long
+def test_an_interrupted_program_goes_on(models, tmp_path):
+    file, options = tmp_path / "said.json", ("--drafter", "none", "--max-new-tokens", 16000)
+    process = asked(models, signal.SIGINT, signal.default_int_handler, *options)
     first = process.stdout.read(8)  # it has begun to answer
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(f"/save {file}\n".encode(), timeout=60)
@@ -382,13 +383,8 @@ def test_origins_say_what_was_drafted(engine):
 @pytest.mark.parametrize("tokens", ["16", "16000"])
 def test_a_closed_terminal_ends_it_and_finished_texts_are_stored(models, tmp_path, tokens):
     """At the prompt, and within an answer."""
-    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "suffix"]
-    argv += ["--suffix-store", tmp_path / "store", "--temperature", "0", "--max-new-tokens", tokens]
-    pipe = subprocess.PIPE
-    usual = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=usual)
-    process.stdin.write(b"hi\n")
-    process.stdin.flush()
+    options = ("--drafter", "suffix", "--suffix-store", tmp_path / "store", "--max-new-tokens", tokens)
+    process = asked(models, signal.SIGHUP, signal.SIG_DFL, *options)  # the tests may run under nohup
     if tokens == "16":
         while b"the answer ended after" not in process.stderr.readline():
             pass
