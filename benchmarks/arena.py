@@ -20,7 +20,7 @@ from benchmarks.execution import numbers
 from benchmarks.expected import survival
 from benchmarks.places import PAIRS, Pair, Text, answered, drafted_along, identity, pair_named
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, show
+from foretoken.cli.measuring import chosen_prompts, encoded, show
 from foretoken.core.files import check_folder
 from foretoken.core.limits import check_choice, check_counts, check_seed, check_temperatures
 from foretoken.engine import Engine
@@ -191,10 +191,10 @@ def command(
     out: str = OUT,
     seed: int = 0,
     plot: str | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Drafters, trees and rules at equal numbers of nodes: expected accepted draft tokens, and with --rounds speed.
 

@@ -19,7 +19,7 @@ from benchmarks.arena_clock import controlled
 from benchmarks.expand import Expand, load_expanded
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Prompts, WorkloadFile, chosen_prompts, encoded, names, show
+from foretoken.cli.measuring import chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.draft.lm import LMDrafter
@@ -106,22 +106,22 @@ def halves(runs: Runs, length: int) -> tuple[float, float]:
 
 def command(
     *,
-    target: options.Target = None,
-    drafter: options.Drafter = None,
+    target: str | None = None,
+    drafter: str | None = None,
     tree: Annotated[
         list[str] | None, typer.Option(help=f"Fixed tree; may be repeated. Default: {', '.join(TREES)}.")
     ] = None,
     temperature: list[float] | None = None,
-    workload: WorkloadFile = None,
-    prompts: Prompts = 6,
-    max_new_tokens: NewTokens = 128,
+    workload: str | None = None,
+    prompts: int = 6,
+    max_new_tokens: int = 128,
     rounds: int = 2,
     expand: Expand = None,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Method auto beside plain decoding and fixed trees, interleaved: with the drafter, with one of random weights, and
     by prompt lookup on a text that is new at first and then repeats itself.

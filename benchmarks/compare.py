@@ -14,7 +14,7 @@ from benchmarks.by_kind import read_kinds, rows, tables
 from benchmarks.peers import DEFAULT_MODEL, WORKLOAD, Answered, answered
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Rounds, check_forgets, encoded, show
+from foretoken.cli.measuring import check_forgets, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.engine import Engine
@@ -89,14 +89,14 @@ def command(
     target: str = DEFAULT_MODEL,
     workload: str = WORKLOAD,
     prompts: int = 4,
-    max_new_tokens: NewTokens = 128,
+    max_new_tokens: int = 128,
     temperature: list[float] | None = None,
-    rounds: Rounds = 1,
+    rounds: int = 1,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Ways to draft beside plain decoding, in turn on the same prompts, each way with its own options.
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache
 from benchmarks.expand import SIZES, Expand, expand
 from benchmarks.forwards import OurPath, Path, Place, Round, measure, tokens
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, show
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.limits import check_counts
@@ -295,7 +295,7 @@ def panels(names: Sequence[str], curves: Curves, rows: Sequence[Row]) -> list[Pa
 
 def command(
     *,
-    target: options.Target = None,
+    target: str | None = None,
     nodes: str = "1,2,4,8,16,24,32,48,64",
     context: str = "256,128,512,1024,2048",
     batch: str = "1,4,8",
@@ -305,10 +305,10 @@ def command(
     seed: int = 0,
     out: str = DEFAULT_OUT,
     plot: str | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Milliseconds of one forward over nodes, context and batch: transformers, our eager path, our compiled one.
 

@@ -263,9 +263,9 @@ def command(
     /,
     *,
     size: Annotated[str, typer.Option(help="100m, 300m or 1b parameters.", callback=known_size)] = "100m",
-    target: options.Target = None,
+    target: str | None = None,
     seed: int = 0,
-    dtype: options.Dtype = None,
+    dtype: str | None = None,
 ) -> None:
     """Write a model with the target's function at the cost of a larger one, for --target of any command.
 

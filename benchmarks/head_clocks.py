@@ -20,7 +20,8 @@ def record_parts(rows: HeadRows, clocks: dict[str, Clock]) -> None:
     def score_by_level(tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "_ c"]]:
         nonlocal level
         level += 1
-        return clocks[PARTS[min(level, 3)]].time(score_own, tokens, parents)
+        with clocks[PARTS[min(level, 3)]]:
+            return score_own(tokens, parents)
 
     def keep_and_begin(paths: Sequence[Sequence[int]]) -> None:
         nonlocal level

@@ -19,7 +19,7 @@ from benchmarks.expand import expand as expanded
 from benchmarks.head_clocks import PARTS, record_parts
 from foretoken.build import assembled
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, show
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed, check_temperatures
 from foretoken.core.random import seeded
@@ -184,16 +184,19 @@ def run(
         record(decoder.drafter, DRAFTING, clocks[DRAFT])
     if isinstance(chosen.drafter, HeadDrafter):
         record_parts(of_head(decoder.drafter).rows, clocks)
-    clocks[TARGET].lap()
+    clocks[TARGET].seconds = 0.0
     now = seconds(clock_named(target.device), target.device)
     begin = now()
     while decoder.sequences:
-        for _, step in clocks[STEP].time(decoder.step):
+        with clocks[STEP]:
+            steps = decoder.step()
+        for _, step in steps:
             tally.tokens += len(step.tokens)
             tally.drafted += step.num_drafted
             tally.accepted += step.num_accepted
         for name, clock in clocks.items():
-            tally.seconds[name].append(clock.lap())
+            tally.seconds[name].append(clock.seconds)
+            clock.seconds = 0.0
     tally.total_s += now() - begin
     return sequence.ids[len(prompt) :]
 
@@ -253,7 +256,7 @@ def command(
     *,
     head: list[str] | None = None,
     drafter: str | None = None,
-    target: options.Target = None,
+    target: str | None = None,
     nodes: int = 20,
     tree: list[str] | None = None,
     levels: list[int] | None = None,
@@ -263,10 +266,10 @@ def command(
     rounds: int = 1,
     expand: Expand = None,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Tokens per step, speed-up over plain decoding and time by component, of every head with deterministic trees
     (dynamic, and product where levels are parallel) and, above temperature 0, sampled trees and their rules.

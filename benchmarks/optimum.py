@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.joint import Drawn, accepted, drawn, optimum
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, show
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.limits import check_counts, check_seed
@@ -42,8 +42,8 @@ def command(
     verifier: list[str] | None = None,
     pairs: int = 10,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Share of the joint optimum that each rule accepts, for i.i.d. draws: exact, by enumeration and a linear program.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.cli import options
 from foretoken.cli.acceptance import OneVocabulary
-from foretoken.cli.command import option
+from foretoken.cli.command import field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.shapes import Float
@@ -19,7 +19,8 @@ from foretoken.models.text import encode
 
 WINDOW = 512  # tokens per forward
 LEAST_CONTEXT = 16  # tokens before a scored position
-LanguageModel = Annotated[str | None, option(OneVocabulary, "drafter")]  # a drafter whose distribution is read
+# A drafter whose distribution is read.
+LanguageModel = Annotated[str | None, typer.Option(help=field_help(OneVocabulary)["drafter"])]
 Text = Annotated[str | None, typer.Option(help="UTF-8 text file to score. Default: the held-out texts of the demo.")]
 Positions = Annotated[int, typer.Option(help="Places in the text, spread evenly, at which rules are compared.")]
 
@@ -51,8 +52,6 @@ def score_text(engine: Engine, texts: Sequence[str], num_positions: int) -> Scor
     Raises ForetokenError where the drafter is no language model, or the text has too few tokens.
     """
     drafter = drafter_lm(engine, "has no distribution to compare rules on")
-    if num_positions < 1:
-        raise ForetokenError(f"positions is {num_positions}: it must be at least 1.")
     assert engine.tokenizer is not None, "a target named by folder has a tokenizer"
     target = engine.target.lm
     length = min([WINDOW, *(lm.context for lm in (target, drafter) if lm.context is not None)])

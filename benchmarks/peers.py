@@ -25,7 +25,7 @@ import typer
 from benchmarks.serving import Server, all_at_once, conversations, served
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, Rounds, encoded, show
+from foretoken.cli.measuring import encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.engine import Engine
@@ -175,10 +175,10 @@ def ours(target: str) -> dict[str, Engine]:
 
 def picture(header: Mapping[str, Any], found: Sequence[Row], path: str) -> None:
     """Bars of the tokens/s, with model, machine and date above them."""
-    bars = []
-    for row in reversed(found):
-        color, speed = OUR_COLOR if row.name.startswith(OURS) else THEIR_COLOR, row.tokens_per_s
-        bars.append(Bar(row.name, speed.median, speed.low, speed.high, color))
+    bars = [
+        Bar(row.name, row.tokens_per_s, OUR_COLOR if row.name.startswith(OURS) else THEIR_COLOR)
+        for row in reversed(found)
+    ]
     title = (
         f"{Path(header['target']).name}, {header['dtype']}, greedy answers, one sequence\n"
         f"{header['cpu']}, {header['threads']} threads, {header['date']}"
@@ -212,15 +212,15 @@ def command(
     ] = WORKLOAD,
     prompts: int = 6,
     max_new_tokens: int = 128,
-    rounds: Rounds = 3,
+    rounds: int = 3,
     server: Annotated[
         list[str] | None,
         typer.Option(help=f"NAME=URL of a running server, as {LLAMA}=http://127.0.0.1:8002; may be repeated."),
     ] = None,
     openvino: str | None = None,
     plot: str | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Greedy answers to chat questions: ours, plain and drafted, beside transformers and other programs, in turn.
 

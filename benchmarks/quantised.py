@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.execution import memory_bandwidth, numbers
 from benchmarks.forwards import OurPath, Path, Place, Round, measure
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, show
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts
 from foretoken.measure.clocks import WALL, seconds
@@ -166,8 +166,8 @@ def command(
     threads: int = 2,
     text: str | None = None,
     num_tokens: int = 2048,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Milliseconds of forwards beside llama.cpp's, in turns, and total variation and perplexity beside float32.
 

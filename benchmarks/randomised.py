@@ -24,17 +24,7 @@ from benchmarks.objective import OBJECTIVES, accepted, best, conditions, paper_r
 from benchmarks.pairs import LanguageModel
 from foretoken.build import plain, with_recipe
 from foretoken.cli import options
-from foretoken.cli.measuring import (
-    Markdown,
-    NewTokens,
-    Prompts,
-    Rounds,
-    WorkloadFile,
-    chosen_prompts,
-    encoded,
-    names,
-    show,
-)
+from foretoken.cli.measuring import chosen_prompts, encoded, names, show
 from foretoken.cli.tune import digest, open_journal
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
@@ -214,22 +204,22 @@ def panels(points: Sequence[Point]) -> list[Panel]:
 
 def command(
     *,
-    target: options.Target = None,
+    target: str | None = None,
     drafter: LanguageModel = None,
     cost_ratio: float | None = None,
-    workload: WorkloadFile = None,
+    workload: str | None = None,
     temperature: float = 1.0,
-    prompts: Prompts = 6,
-    max_new_tokens: NewTokens = 96,
-    rounds: Rounds = 1,
+    prompts: int = 6,
+    max_new_tokens: int = 96,
+    rounds: int = 1,
     expand: Expand = None,
     seed: int = 0,
     plot: str | None = None,
     part: str = DEFAULT_PART,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """The draft probability that pays (Toner et al. 2025): both optima, and tokens/s predicted and measured.
 

@@ -20,7 +20,7 @@ from benchmarks.ngram_rule import NgramRule
 from benchmarks.peers import DEFAULT_MODEL, Answered, in_process
 from foretoken.build import load, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, NewTokens, Rounds, encoded, show
+from foretoken.cli.measuring import encoded, show
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_choice, check_counts
 from foretoken.draft.auto import AutoDrafter, auto_drafter
@@ -86,10 +86,10 @@ def command(
     kind: Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(KINDS)}.")] = None,
     unseen: bool = False,
     method: str = AUTO,
-    max_new_tokens: NewTokens = 256,
-    rounds: Rounds = 2,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    max_new_tokens: int = 256,
+    rounds: int = 2,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Greedy texts that repeat their prompts or each other: plain decoding and every drafter, in turn.
 

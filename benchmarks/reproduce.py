@@ -23,7 +23,7 @@ from benchmarks.papers.spechub_figures import spechub_figures
 from benchmarks.papers.spechub_table4 import spechub_table4
 from benchmarks.papers.spechub_trees import spechub_trees
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, names, show
+from foretoken.cli.measuring import names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.engine import Engine
@@ -64,14 +64,14 @@ def command(
     quick: bool = False,
     seed: int = 0,
     cell_seconds: float | None = None,
-    target: options.Target = None,
+    target: str | None = None,
     drafter: LanguageModel = None,
     text: Text = None,
     positions: int | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Print figures of the papers beside ours. Where a paper's figure does not follow from its text, the notes say so.
 

@@ -17,7 +17,7 @@ from benchmarks.execution import numbers
 from benchmarks.pairs import LanguageModel, Positions, Text, check_score, score, toy_rows, truncate
 from benchmarks.speed import measure_speed
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, names, show
+from foretoken.cli.measuring import names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Law
 from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed
@@ -232,7 +232,7 @@ def command(
     *,
     toy: bool = False,
     speed: bool = False,
-    target: options.Target = None,
+    target: str | None = None,
     drafter: LanguageModel = None,
     text: Text = None,
     draws: str = DEFAULT_DRAWS,
@@ -240,10 +240,10 @@ def command(
     positions: Positions = 240,
     seed: int = 0,
     plot: str | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Compare verification rules by acceptance, time and deviation from the target's distribution.
 

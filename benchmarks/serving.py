@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, show
+from foretoken.cli.measuring import chosen_prompts, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_temperatures
 from foretoken.engine import Engine
@@ -261,15 +261,15 @@ def command(
     *,
     server: list[str],
     library: str | None = None,
-    drafter: options.Drafter = None,
+    drafter: str | None = None,
     users: list[int] | None = None,
-    workload: WorkloadFile = None,
+    workload: str | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.7,
     rounds: int = 3,
     long: int | None = None,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Tokens per second, time to the first token and time between pieces of answers, by server and number of users.
 

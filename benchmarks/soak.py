@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving import conversations
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, WorkloadFile, show
+from foretoken.cli.measuring import show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_seed
 from foretoken.measure.report import Report
@@ -211,12 +211,12 @@ def command(
     dtype: str | None = None,
     users: int = 16,
     minutes: float = 10.0,
-    workload: WorkloadFile = None,
+    workload: str | None = None,
     prompts: int = 24,
     port: int = 8123,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
+    markdown: bool = False,
+    json_: bool = False,
 ) -> None:
     """Texts, errors and memory of a server whose users come, go and send nonsense.
 

@@ -16,7 +16,7 @@ from foretoken.audit import fit
 from foretoken.audit.models import last_logits, sample
 from foretoken.build import assembled, plain
 from foretoken.cli import options
-from foretoken.cli.measuring import Markdown, WorkloadFile, chosen_prompts, encoded, show
+from foretoken.cli.measuring import chosen_prompts, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.limits import check_choice, check_seed, check_temperatures
@@ -306,7 +306,7 @@ def ways(
 
 def command(
     *,
-    target: options.Target = None,
+    target: str | None = None,
     drafter: list[str] | None = None,
     same: str | None = None,
     method: list[str] | None = None,
@@ -314,17 +314,17 @@ def command(
     lookahead: list[int] | None = None,
     alignments: bool = False,
     temperature: list[float] | None = None,
-    workload: WorkloadFile = None,
+    workload: str | None = None,
     prompts: int = 3,
     max_new_tokens: int = 64,
     rounds: int = 2,
     samples: int = 300,
     expand: Expand = None,
     seed: int = 0,
-    markdown: Markdown = False,
-    json_: options.Json = False,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
+    markdown: bool = False,
+    json_: bool = False,
+    device: str | None = None,
+    dtype: str | None = None,
 ) -> None:
     """Compare union, TLI, SLEM and SLRS, a drafter with the same vocabulary, and transformers' two-vocabulary mode.
 

@@ -24,14 +24,18 @@ class Command:
 
     call: Callable[..., tuple[int, str, str]]
 
-    def __call__(self, *arguments: object) -> tuple[int, str, str]:
-        return self.call(*arguments)
+    def __call__(self, *arguments: object, **given: object) -> tuple[int, str, str]:
+        return self.call(*arguments, **given)
+
+    def good(self, *arguments: object, **given: object) -> tuple[str, str]:
+        """(stdout, stderr) of a command that succeeds."""
+        code, out, err = self(*arguments, **given)
+        assert code == 0, err
+        return out, err
 
     def json(self, *arguments: object) -> Any:
         """What a command that succeeds prints as JSON."""
-        code, out, err = self(*arguments, "--json")
-        assert code == 0, err
-        return json.loads(out)
+        return json.loads(self.good(*arguments, "--json")[0])
 
     def refused(self, says: str, *arguments: object) -> None:
         """Assert that a command tells these words, in one sentence, and nothing else."""

@@ -4,8 +4,9 @@ from functools import cache
 from typing import Any
 
 import foretoken
-from foretoken.build import with_recipe
+from foretoken.build import plain, with_recipe
 from foretoken.cli.options import demo_folder
+from foretoken.engine import Result
 from foretoken.recipe import Recipe
 
 
@@ -23,3 +24,17 @@ def demo_engine(dtype: str | None = "float32", drafter: str = "none", **recipe: 
     """
     engine = _loaded(dtype, drafter)
     return with_recipe(engine, Recipe(**{"tree": engine.tree, **recipe})) if recipe else engine
+
+
+def ids_of(results: list[Result]) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+def check_greedy(engine: foretoken.Engine, prompts: list, most: int = 60, times: int = 1) -> list[Result]:
+    """Assert that greedy texts are plain decoding's, so many times; the results of the last time."""
+    settings, results = {"max_new_tokens": most, "temperature": 0.0}, list[Result]()
+    wanted = ids_of(plain(engine).generate(prompts, **settings))
+    for _ in range(times):
+        results = engine.generate(prompts, **settings)
+        assert ids_of(results) == wanted
+    return results

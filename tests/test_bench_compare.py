@@ -79,10 +79,8 @@ def test_what_cannot_be_is_refused(run: Command, folder: Path, given: list[str |
 
 def test_a_way_is_read_with_or_without_a_name() -> None:
     assert read_way("slem, 4 bits: drafter=a/b vocab=slem") == ("slem, 4 bits", {"drafter": "a/b", "vocab": "slem"})
-    assert read_way("drafter=self:q4_0 tree=chain:4") == (
-        "drafter=self:q4_0 tree=chain:4",
-        {"drafter": "self:q4_0", "tree": "chain:4"},
-    )
+    alone = "drafter=self:q4_0 tree=chain:4"
+    assert read_way(alone) == (alone, {"drafter": "self:q4_0", "tree": "chain:4"})
     with pytest.raises(ForetokenError, match="max_batch=2"):
         read_way("drafter=self max_batch=2")
 

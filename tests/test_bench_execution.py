@@ -28,16 +28,11 @@ def execution(run: Command, target: str) -> Command:
 
 
 def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: Path) -> None:
-    code, out, err = execution(*QUICK, "--json")
-    assert code == 0
+    out, err = execution.good(*QUICK, "--json")
     assert "context 8, batch 2: 1 nodes" in err
     lines = [json.loads(line) for line in (tmp_path / "foretoken-execution.jsonl").read_text().splitlines()]
     report = json.loads(out)
-    assert report["paths"] == {
-        "transformers": "modules, DynamicCache",
-        "eager": "modules",
-        "compiled": "kernel",
-    }
+    assert report["paths"] == {"transformers": "modules, DynamicCache", "eager": "modules", "compiled": "kernel"}
     assert report["clock"] == "thread"
     assert 0.1 < report["memory_gb_s"] < 10_000
     # nodes 1 and 3 at the first context and batch; 1 and 8 nodes at either context, and at either batch
@@ -56,16 +51,13 @@ def test_every_path_takes_its_turn_at_every_place(execution: Command, tmp_path: 
 
 def test_a_gguf_file_is_not_for_transformers(run: Command, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    code, _, err = run("benchmarks", "execution", "--target", tmp_path / "model.gguf")
-    assert code == 2
-    assert err.startswith("foretoken: ")
-    assert "is a GGUF file, whose packed weights transformers does not run" in err
+    says = "is a GGUF file, whose packed weights transformers does not run"
+    run.refused(says, "benchmarks", "execution", "--target", tmp_path / "model.gguf")
 
 
 def test_the_table_and_the_plot(execution: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    code, out, _ = execution("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")
-    assert code == 0
+    out, _ = execution.good("--nodes", 1, "--context", "8", "--batch", 1, "--rounds", 1, "--plot", "x.png")
     for words in ("'compiled': 'kernel'", "GB/s", "over nodes", "clock thread", "dtype float32"):
         assert words in out
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

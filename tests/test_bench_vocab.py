@@ -116,11 +116,15 @@ def test_drafts_that_are_no_token_are_counted():
     assert (drafts.nodes, drafts.empty) == (6, 4)
 
 
+def rows_of(cli, *options: object) -> list[dict]:
+    models = ("--target", demo_folder() / "target", "--drafter", demo_folder() / "drafter-1k")
+    fast = ("--prompts", 1, "--rounds", 1, "--samples", 0)
+    return cli.json("benchmarks", "vocab", *models, *fast, *options)["tables"][0]["rows"]
+
+
 def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(cli):
-    models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
-    fast = ["--prompts", 1, "--max-new-tokens", 8, "--rounds", 1, "--samples", 0, "--temperature", 1]
     limits = ["--method", "slrs", "--lookahead", 1, "--lookahead", 3, "--method", "slem", "--alignments"]
-    rows = {row["way"]: row for row in cli.json("benchmarks", "vocab", *models, *fast, *limits)["tables"][0]["rows"]}
+    rows = {row["way"]: row for row in rows_of(cli, "--max-new-tokens", 8, "--temperature", 1, *limits)}
     ways = ["foretoken slrs", "foretoken slrs n=1", "foretoken slrs n=3"]
     assert [name for name in rows if "slrs" in name] == ways
     assert all(0 <= rows[name]["none"] <= 1 for name in ways)
@@ -131,7 +135,5 @@ def test_limits_of_slrs_the_share_of_none_and_alignments_of_slem(cli):
 
 def test_the_trees_asked_for_are_taken(cli):
     trees = ["--tree", "tli=chain:1", "--tree", "tli=kary:2x1"]
-    models = ["--target", str(demo_folder() / "target"), "--drafter", str(demo_folder() / "drafter-1k")]
-    fast = ["--prompts", 1, "--max-new-tokens", 4, "--rounds", 1, "--samples", 0, "--temperature", 0]
-    rows = cli.json("benchmarks", "vocab", *models, *fast, "--method", "tli", *trees)["tables"][0]["rows"]
+    rows = rows_of(cli, "--max-new-tokens", 4, "--temperature", 0, "--method", "tli", *trees)
     assert [row["tree"] for row in rows if row["way"].endswith("tli")] == ["chain:1", "kary:2x1"]

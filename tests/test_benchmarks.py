@@ -18,16 +18,14 @@ from foretoken.serve.listen import bound
 
 
 def test_without_a_name_all_are_listed(cli):
-    code, out, _ = cli("benchmarks")
-    assert code == 0
+    out, _ = cli.good("benchmarks")
     assert [line.split()[0] for line in out.splitlines()] == list(SCRIPTS)
     assert all(what in out for what in SCRIPTS.values())
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_each_has_a_help(cli, name):
-    code, out, _ = cli("benchmarks", name, "--help")
-    assert code == 0
+    out, _ = cli.good("benchmarks", name, "--help")
     assert f"python -m benchmarks {name}" in out
     assert [option.name for option in get_command(script(name)).params if not vars(option)["help"]] == []
 

@@ -50,7 +50,7 @@ def run(models, monkeypatch, capsys):
         options = ["--target", models / "target", "--drafter", models / "drafter", "--tree", "chain:3"]
         return command.run(monkeypatch, capsys, *arguments, *options)
 
-    return call
+    return command.Command(call)
 
 
 def test_a_conversation_is_written_by_the_template_up_to_the_answer():
@@ -180,8 +180,7 @@ def test_generate_answers_a_user(run, engine):
     code, out, _ = run("generate", "hi", "--chat", *settings)
     assert (code, out) == (0, want.text + "\n")  # without the prompt
     want = engine.chat([{"role": "system", "content": "S"}, *USER], max_new_tokens=12, seed=3)
-    code, out, _ = run("generate", "-", "--system", "S", *settings, "--json", stdin="hi")
-    assert code == 0
+    out, _ = run.good("generate", "-", "--system", "S", *settings, "--json", stdin="hi")
     assert json.loads(out)["token_ids"] == want.token_ids
 
 
@@ -189,8 +188,7 @@ def test_a_batch_file_mixes_conversations_and_texts(run, engine, tmp_path):
     file = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"messages": USER}), '{"prompt": "hi"}', '"x"']
     file.write_text("\n".join(lines), encoding="utf-8-sig")  # as editors on Windows write it
-    code, out, _ = run("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 3, "--json")
-    assert code == 0
+    out, _ = run.good("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 3, "--json")
     records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
     assert records[0]["messages"] == USER
     assert [r.get("prompt") for r in records] == [None, "hi", "x"]
@@ -224,13 +222,13 @@ def test_bytes_on_stdin_that_are_no_text_are_told(run, monkeypatch):
 
 
 def talk(run, lines, *options):
-    return run("chat", "--max-new-tokens", 8, "--seed", 3, *options, stdin="\n".join(lines) + "\n")
+    """(stdout, stderr) of a conversation."""
+    return run.good("chat", "--max-new-tokens", 8, "--seed", 3, *options, stdin="\n".join(lines) + "\n")
 
 
 def test_answers_know_what_was_said_before(run, engine, tmp_path):
     file = tmp_path / "said.json"
-    code, out, err = talk(run, ["hi", "", "and?", f"/save {file}"], "--temperature", "0.9")
-    assert code == 0
+    out, err = talk(run, ["hi", "", "and?", f"/save {file}"], "--temperature", "0.9")
     first = engine.chat(USER, max_new_tokens=8, seed=3, temperature=0.9)
     messages = [*USER, {"role": "assistant", "content": first.text}, {"role": "user", "content": "and?"}]
     second = engine.chat(messages, max_new_tokens=8, seed=4, temperature=0.9)
@@ -257,8 +255,7 @@ def test_the_commands_of_a_conversation(run, tmp_path):
         f"/load {bad}", f"/load {tmp_path / 'none'}", f"/save {tmp_path}/no/where", "/system", f"/load {file}",
         " /said as it is", "/exit", "/unseen",
     ]  # fmt: skip
-    code, out, err = talk(run, lines)
-    assert code == 0
+    out, err = talk(run, lines)
     assert "/unseen" not in err
     assert json.loads(file.read_text()) == [{"role": "system", "content": "Be kind."}]
     for says in (
@@ -272,8 +269,7 @@ def test_the_commands_of_a_conversation(run, tmp_path):
 
 def test_a_full_context_is_told_and_the_conversation_can_begin_anew(run):
     long = "x" * 2100
-    code, out, err = talk(run, [long, "/reset", "hi"])
-    assert code == 0
+    out, err = talk(run, [long, "/reset", "hi"])
     assert "tokens with this message, and the context of" in err
     assert "is 2048: begin anew with /reset" in err
     assert out.strip()
@@ -282,11 +278,9 @@ def test_a_full_context_is_told_and_the_conversation_can_begin_anew(run):
 def test_it_is_said_where_an_answer_was_cut_off(run, monkeypatch):
     monkeypatch.setattr(build, "eos_ids", lambda *_: frozenset())  # no token ends an answer
     monkeypatch.setattr(foretoken.engine, "turn_end", lambda _: None)
-    code, _, err = talk(run, ["x" * 2030], "--max-new-tokens", "100")
-    assert code == 0
+    _, err = talk(run, ["x" * 2030], "--max-new-tokens", "100")
     assert "the answer ended where the model's context is full: begin anew with /reset." in err
-    code, _, err = talk(run, ["hi"], "--max-new-tokens", "4")
-    assert code == 0
+    _, err = talk(run, ["hi"], "--max-new-tokens", "4")
     assert "the answer ended after 4 tokens: --max-new-tokens allows more." in err
 
 
@@ -302,8 +296,8 @@ def test_after_an_interrupted_answer_the_next_message_is_answered(run, engine, m
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(foretoken.Engine, "stream", interrupted)
-    code, out, err = talk(run, ["hi", "go on", f"/save {file}"])
-    assert (code, err.count("the answer was ended")) == (0, 1)
+    out, err = talk(run, ["hi", "go on", f"/save {file}"])
+    assert err.count("the answer was ended") == 1
     said = json.loads(file.read_text())
     assert [message["role"] for message in said] == ["user", "assistant"] * 2
     first, second = said[1]["content"], said[3]["content"]
@@ -319,26 +313,26 @@ def test_an_answer_that_is_interrupted_before_it_begins_leaves_the_message_out(r
         yield
 
     monkeypatch.setattr(foretoken.Engine, "stream", interrupted)
-    code, _, err = talk(run, ["hi", f"/save {tmp_path / 'said.json'}"])
-    assert code == 0
+    _, err = talk(run, ["hi", f"/save {tmp_path / 'said.json'}"])
     assert "the conversation goes on without this message" in err
     assert "There is no message yet that could be saved" in err
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.long
-def test_an_interrupted_program_goes_on(models, tmp_path):
-    file = tmp_path / "said.json"
-    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "none"]
-    process = subprocess.Popen(
-        [*map(str, argv), "--temperature", "0", "--max-new-tokens", "16000"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+def asked(models, number: signal.Signals, handler, *options: object) -> subprocess.Popen:
+    """A program of its own, which has such a handler of a signal whatever the tests have, and is told "hi"."""
+    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--temperature", "0", *options]
+    pipe, usual = subprocess.PIPE, partial(signal.signal, number, handler)
+    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=usual)
     process.stdin.write(b"hi\n")
     process.stdin.flush()
+    return process
+
+
+@pytest.mark.long
+def test_an_interrupted_program_goes_on(models, tmp_path):
+    file, options = tmp_path / "said.json", ("--drafter", "none", "--max-new-tokens", 16000)
+    process = asked(models, signal.SIGINT, signal.default_int_handler, *options)
     first = process.stdout.read(8)  # it has begun to answer
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(f"/save {file}\n".encode(), timeout=60)
@@ -389,13 +383,8 @@ def test_origins_say_what_was_drafted(engine):
 @pytest.mark.parametrize("tokens", ["16", "16000"])
 def test_a_closed_terminal_ends_it_and_finished_texts_are_stored(models, tmp_path, tokens):
     """At the prompt, and within an answer."""
-    argv = [sys.executable, "-m", "foretoken", "chat", "--target", models / "long", "--drafter", "suffix"]
-    argv += ["--suffix-store", tmp_path / "store", "--temperature", "0", "--max-new-tokens", tokens]
-    pipe = subprocess.PIPE
-    usual = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    process = subprocess.Popen([*map(str, argv)], stdin=pipe, stdout=pipe, stderr=pipe, preexec_fn=usual)
-    process.stdin.write(b"hi\n")
-    process.stdin.flush()
+    options = ("--drafter", "suffix", "--suffix-store", tmp_path / "store", "--max-new-tokens", tokens)
+    process = asked(models, signal.SIGHUP, signal.SIG_DFL, *options)  # the tests may run under nohup
     if tokens == "16":
         while b"the answer ended after" not in process.stderr.readline():
             pass

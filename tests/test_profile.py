@@ -169,26 +169,20 @@ def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, 
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("extra", 5),
-        ("extra", [1, 2]),
-        ("extra", [1, 2, "3"]),
-        ("host", 0),
-        ("host", {"threads": 1}),
-        ("tree", None),
-        ("vocab", 1),
-        ("vocab", "foo"),
-        ("acceptance", -3),
-        ("draft_probability", 1.5),
-        ("draft_probability", "half"),
-        ("acceptance", float("nan")),
-        ("versions", []),
-        ("settings", 1),
-        ("configurations", [1]),
-    ],
-)
+WRONG = {
+    "extra": [5, [1, 2], [1, 2, "3"]],
+    "host": [0, {"threads": 1}],
+    "tree": [None],
+    "vocab": [1, "foo"],
+    "acceptance": [-3, float("nan")],
+    "draft_probability": [1.5, "half"],
+    "versions": [[]],
+    "settings": [1],
+    "configurations": [[1]],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_profile_with_a_wrong_type_is_refused_in_a_sentence(models, tmp_path, name, value):
     path = Path(written(models, tmp_path / "p.json", "chain:2"))
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))

@@ -4,13 +4,14 @@ import atexit
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 import foretoken
 import tiny
@@ -119,27 +120,20 @@ def test_processes_that_end_together_all_leave_their_texts(tmp_path, monkeypatch
     assert [each.name for each in tmp_path.iterdir()] == ["store"]
 
 
-def test_what_cannot_be_written_does_not_grow_without_end(tmp_path):
-    store = KeptStore(str(tmp_path / "store"), 100, 64)
+@pytest.mark.parametrize(("texts", "capacity"), [(1, 128), (99, 64)])
+def test_a_file_that_another_program_damaged_stays_and_the_texts_do_not_grow_without_end(tmp_path, texts, capacity):
+    store = KeptStore(str(tmp_path / "store"), 100, capacity)
     (tmp_path / "store").write_text("notes", encoding="utf-8")
-    for token in range(99):
+    for token in range(texts):
         store.add([token] * 9)
-    (tmp_path / "store").unlink()
-    store.save()
-    assert len(store._unsaved) == 0
-    assert read(str(tmp_path / "store"), 100).tolist() == store.tokens().tolist()[-64:]
-
-
-def test_a_file_that_another_program_damaged_stays_as_it_is(tmp_path):
-    store = KeptStore(str(tmp_path / "store"), 100)
-    store.add([1, 2, 3])
-    (tmp_path / "store").write_text("notes", encoding="utf-8")
     with pytest.warns(StoreFileWarning, match="it is no file of texts"):
         store.save()
     assert (tmp_path / "store").read_text(encoding="utf-8") == "notes"
     (tmp_path / "store").unlink()
     store.save()
-    assert read(str(tmp_path / "store"), 100).tolist() == [1, 2, 3, -1]
+    assert len(store._unsaved) == 0
+    every = [x for token in range(texts) for x in (*[token] * 9, -1)]
+    assert read(str(tmp_path / "store"), 100).tolist() == every[-capacity:]
 
 
 def test_others_may_read_a_store_as_they_may_read_any_new_file(tmp_path):
@@ -184,47 +178,30 @@ def test_threads_that_save_at_once_wait_for_each_other(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def wrong(path: Path, what: str) -> None:
-    tokens = np.array([1, 2, -1], np.int32)
-    about = {"format": FORMAT, "vocab_size": "257"}
-    if what == "text":
-        path.write_text("not a store", encoding="utf-8")
-    elif what == "empty":
-        path.touch()
-    elif what == "cut":
-        save_file({"tokens": tokens}, path, about)
-        path.write_bytes(path.read_bytes()[:-2])
-    elif what == "other":
-        save_file({"weights": tokens}, path, about)
-    elif what == "format":
-        save_file({"tokens": tokens}, path, {"vocab_size": "257"})
-    elif what == "floats":
-        save_file({"tokens": tokens.astype(np.float32)}, path, about)
-    elif what == "vocabulary":
-        save_file({"tokens": tokens}, path, {**about, "vocab_size": "300"})
-    elif what == "tokens":
-        save_file({"tokens": np.array([1, 400], np.int32)}, path, about)
-    elif what == "folder":
-        path.mkdir()
+TOKENS, ABOUT, NO_TEXTS = np.array([1, 2, -1], np.int32), {"format": FORMAT, "vocab_size": "257"}, "no file of texts; "
+
+
+def saved(about: dict[str, str] = ABOUT, **tensors: np.ndarray) -> Callable[[Path], None]:
+    return lambda path: save_file(tensors, path, about)
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("make", "words"),
     [
-        ("text", "it is no file of texts; name another file"),
-        ("empty", "it is no file of texts"),
-        ("cut", "it is no file of texts"),
-        ("other", "it is no file of texts"),
-        ("format", "it is no file of texts"),
-        ("floats", "it is no file of texts"),
-        ("vocabulary", "a vocabulary of 300, and the target has 257"),
-        ("tokens", "has tokens that the target has not"),
-        ("folder", "it is a folder"),
+        (lambda path: path.write_text("not a store", encoding="utf-8"), NO_TEXTS + "name another file"),
+        (Path.touch, NO_TEXTS),
+        (lambda path: path.write_bytes(save({"tokens": TOKENS}, ABOUT)[:-2]), NO_TEXTS),
+        (saved(weights=TOKENS), NO_TEXTS),
+        (saved({"vocab_size": "257"}, tokens=TOKENS), NO_TEXTS),
+        (saved(tokens=TOKENS.astype(np.float32)), NO_TEXTS),
+        (saved({**ABOUT, "vocab_size": "300"}, tokens=TOKENS), "a vocabulary of 300, and the target has 257"),
+        (saved(tokens=np.array([1, 400], np.int32)), "has tokens that the target has not"),
+        (Path.mkdir, "it is a folder"),
     ],
 )
-def test_a_bad_file_is_one_sentence_and_stays_as_it_is(folder, tmp_path, what, words):
+def test_a_bad_file_is_one_sentence_and_stays_as_it_is(folder, tmp_path, make, words):
     path = tmp_path / "store"
-    wrong(path, what)
+    make(path)
     before = None if path.is_dir() else path.read_bytes()
     with pytest.raises(ForetokenError, match=words):
         foretoken.load(folder, drafter="suffix", suffix_store=path)

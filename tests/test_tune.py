@@ -44,9 +44,9 @@ def test_the_faster_half_goes_on_to_the_next_prompt(demo, monkeypatch, tmp_path)
 
     found = halved()
     depths = {7: (1, 2, 3, 4, 5, 6), 8: (1, 2, 3), 9: (1, 2), 10: (1, 2)}
-    assert {seed: sorted(tree for at, tree in asked if at == seed) for seed in depths} == {
-        seed: sorted([PLAIN, *(f"chain:{depth}" for depth in left)]) for seed, left in depths.items()
-    }
+    for seed, left in depths.items():
+        ran_at = sorted(tree for at, tree in asked if at == seed)
+        assert ran_at == sorted([PLAIN, *(f"chain:{depth}" for depth in left)])
     assert [x.recipe.tree for x in found] == [f"chain:{depth}" for depth in range(1, 7)]
     assert [len(x.runs.runs) for x in found] == [4, 4, 2, 1, 1, 1]
     assert [x.x_plain for x in found] == pytest.approx([4.0 / depth for depth in range(1, 7)])
@@ -135,27 +135,22 @@ def test_methods_that_need_common_tokens_are_left_out_where_there_are_none(model
 
 # The command.
 
-SMALL = ["--prompts", 1, "--max-new-tokens", 16, "--json"]
+SMALL = ["--prompts", 1, "--max-new-tokens", 16]
 
 
 @pytest.fixture
-def few(monkeypatch) -> None:
-    """Some recipes of every kind."""
+def tune(run: Command, monkeypatch, unchecked) -> Command:
+    """Some recipes of every kind are tried."""
     monkeypatch.setattr(candidates, "CHAINS", ["chain:1", "chain:3"])
     monkeypatch.setattr(candidates, "UNSURE", ["chain:3@0.4"])
     monkeypatch.setattr(candidates, "BRANCHING", ["kary:2x1"])
     monkeypatch.setattr(candidates, "NODES", (4,))
     monkeypatch.setattr(candidates, "num_cores", lambda: 1)
-
-
-@pytest.fixture
-def tune(run: Command, few, unchecked) -> Command:
     return run
 
 
 def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
-    code, out, err = tune("tune", *SMALL, "--best", 2)
-    assert code == 0, err
+    out, err = tune.good("tune", *SMALL, "--best", 2, "--json")
     assert "profile written to foretoken-profile.json" in err
     assert [path.name for path in tmp_path.iterdir()] == ["foretoken-profile.json"]
     (table,) = json.loads(out)["tables"]
@@ -166,25 +161,22 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
     fastest = max(rows.values(), key=lambda row: row["x plain"])
     assert (profile.tree, profile.verifier) == (fastest["tree"], fastest["verifier"])
     assert profile.acceptance == rows["chain:1"]["tokens per step"] - 1
-    profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--max-new-tokens", 4)
     assert tune.json(*profiled, "--method", "fixed")["tree"] == profile.tree
     assert tune.json(*profiled, "--seed", 1)["tree"].startswith("auto, at most")
-    arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1, "--json")
-    rows = tune.json("bench", "--profile", "foretoken-profile.json", *arguments)["rows"]
+    arguments = ("--rounds", 1, "--prompts", 1, "--max-new-tokens", 4, "--temperature", 1)
+    bench = ("bench", "--profile", "foretoken-profile.json", *arguments)
     wanted = {"chain:5", "kary:2x2"} if profile.tree == PLAIN else {profile.tree}
-    assert {row["method"] for row in rows if row["system"] == "foretoken"} == {PLAIN} | wanted
-    tune.refused(
-        "made for another drafter", "bench", "--profile", "foretoken-profile.json", "--drafter", "ngram", *arguments
-    )
+    assert {row["method"] for row in tune.json(*bench)["rows"] if row["system"] == "foretoken"} == {PLAIN} | wanted
+    tune.refused("made for another drafter", *bench, "--drafter", "ngram")
 
 
 def test_tune_of_coins_and_of_a_lookup(tune, monkeypatch):
     monkeypatch.setattr(candidates, "num_cores", lambda: 2)
     found = tune.json("tune", *SMALL, "--best", 64)
     assert found["clock"] == "wall"
-    assert {(row["tree"], row["a"]) for row in found["tables"][0]["rows"] if row["a"] is not None} == {
-        (tree, a) for tree in ("chain:1", "chain:3") for a in candidates.COINS
-    }
+    tossed = {(row["tree"], row["a"]) for row in found["tables"][0]["rows"] if row["a"] is not None}
+    assert tossed == {(tree, a) for tree in ("chain:1", "chain:3") for a in candidates.COINS}
     rows = tune.json("tune", *SMALL, "--drafter", "ngram")["tables"][0]["rows"]
     assert {row["tree"] for row in rows} == {PLAIN, "chain:1", "chain:3"}
     assert read_profile("foretoken-profile.json").drafter == "ngram"
@@ -203,7 +195,7 @@ def after(blocks: int, ran):
 
 
 def test_an_interrupted_tune_goes_on(tune, tmp_path, monkeypatch):
-    two = ("tune", "--prompts", 2, *SMALL[2:], "--temperature", 0)
+    two = ("tune", "--prompts", 2, *SMALL[2:], "--temperature", 0, "--json")
     with monkeypatch.context() as patched:
         patched.setattr(Workload, "run", after(14, Workload.run))  # six warm and run, then the second prompt
         code, _, err = tune(*two)
@@ -211,16 +203,11 @@ def test_an_interrupted_tune_goes_on(tune, tmp_path, monkeypatch):
     assert "goes on after what" in err
     assert "foretoken-profile.json.part holds" in err
     assert not (tmp_path / "foretoken-profile.json").exists()
-    code, out, err = tune(*two)
-    assert code == 0, err
+    out, err = tune.good(*two)
     assert "going on after 1 measurements" in err
     assert "replaced" not in err
-    assert {row["verifier"] for row in json.loads(out)["tables"][0]["rows"]} == {
-        "",
-        "block",
-        "traversal",
-        "exact-match",
-    }
+    rules = {row["verifier"] for row in json.loads(out)["tables"][0]["rows"]}
+    assert rules == {"", "block", "traversal", "exact-match"}
 
 
 @pytest.mark.parametrize("other", one_in(2, ["drafter", "processor", (("--compile", "off"),)]))
@@ -229,17 +216,13 @@ def test_measurements_of_something_else_are_replaced_and_it_is_said(tune, demo, 
     with monkeypatch.context() as patched:
         patched.setattr(Workload, "run", after(16, Workload.run))
         assert tune(*two)[0] == 130
-    again = ()
     if other == "drafter":
-        folder = demo.parent / "other"
-        tiny.save(tiny.llama(8), folder)
+        tiny.save(tiny.llama(8), folder := demo.parent / "other")
         monkeypatch.setattr("foretoken.cli.options.resolve_models", lambda *_: (str(demo / "target"), str(folder)))
     elif other == "processor":
         monkeypatch.setattr("foretoken.models.identity.cpu_name", lambda: "Z80")
-    else:
-        again = other
     monkeypatch.setattr("foretoken.tune.run.continued", raising(KeyboardInterrupt))
-    code, _, err = tune(*two, *again)
+    code, _, err = tune(*two, *(other if isinstance(other, tuple) else ()))
     assert code == 130
     assert "foretoken-profile.json.part is of other settings, models or versions: it is replaced" in err
     assert "going on" not in err
@@ -254,7 +237,7 @@ def test_tune_of_a_drafter_with_another_vocabulary(tune, demo: Path):
     profile = read_profile("foretoken-profile.json")
     method, weights = profile.drafter.split(" ", 1)
     assert method == profile.vocab
-    arguments = ("--drafter", stranger, "--profile", "foretoken-profile.json", "--json", "--max-new-tokens", 4)
+    arguments = ("--drafter", stranger, "--profile", "foretoken-profile.json", "--max-new-tokens", 4)
     bench = ("bench", "--rounds", 1, "--prompts", 1)
     for command in (("generate", "ab", "--method", "fixed"), ("generate", "ab"), bench):
         assert tune.json(*command, *arguments)

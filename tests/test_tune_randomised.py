@@ -26,9 +26,8 @@ def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
     report = Report("", {})
     _optima(report, p, q, Ratios(0.4, 0.1))
     grid = torch.linspace(0, 1, 10001, dtype=torch.float64)
-    for row, (name, lam) in zip(
-        report.tables[0].json()["rows"], [("paper", 0.4), ("throughput", 0.4), ("throughput", 0.5)], strict=True
-    ):
+    asked = [("paper", 0.4), ("throughput", 0.4), ("throughput", 0.5)]
+    for row, (name, lam) in zip(report.tables[0].json()["rows"], asked, strict=True):
         values = OBJECTIVES[name](grid, accepted(p, q, grid), lam)
         assert row["x plain there"] == pytest.approx(float(values.max()), abs=1e-4)
         assert row["x plain at a = 1"] == pytest.approx(float(values[-1]), abs=1e-12)

@@ -304,11 +304,7 @@ def _source(
     tokenizer: Tokenizer | None,
     drafter_tokenizer: Tokenizer | None,
 ) -> Source:
-    """Return the source of a drafter.
-
-    kind: that of the drafter. model: the target. lm: the weights that draft, None where there are none. tokenizer,
-    drafter_tokenizer: those of target and drafter, which are needed between two vocabularies.
-    """
+    """Return the source of a drafter of this kind; lm: the weights that draft, None where there are none."""
     if kind not in VOCABS:
         return Source(kind, model.vocab_size, lm)
     assert isinstance(lm, CausalLM)
@@ -319,12 +315,8 @@ def _source(
 
 
 def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> Engine:
-    """Return the engine with its drafter under a controller, for method auto.
-
-    policy: the tree. tuned: the profile whose costs are used; None where they are measured.
-    """
-    proposing = engine.drafter
-    known = None
+    """Return the engine with its drafter under a controller, for method auto; tuned: has the costs, unless measured."""
+    proposing, known = engine.drafter, None
     if tuned is not None:
         known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
     inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
@@ -376,24 +368,22 @@ def assembled(recipe: Recipe, source: Source) -> tuple[Drafter, Verifier]:
 
 
 def head(source: Source, policy: TreePolicy, law: LawFamily) -> HeadDrafter:
-    """Return the drafter that draws from a draft head.
-
-    source: the head. policy: the tree policy. law: how children are drawn.
+    """Return the drafter that draws from a draft head; source, policy, law: as in `recipe.Kind`.
 
     Raises ForetokenError for a product tree of a head that has no parallel levels.
     """
     lm = source.lm
     assert isinstance(lm, HeadLM)
-    if isinstance(policy, ProductTree):
-        serial = lm.head.parallel_from
-        if serial is None:
-            raise ForetokenError(
-                f"Head {lm.name} drafts its levels one after the other, and a product tree needs parallel ones: take a "
-                "dynamic tree."
-            )
-        grown = replace(policy, depth=serial + 1)
-        return ProductDrafter(lm, grown, law, source.vocab_size, serial, policy.budget, policy.wide)
-    return HeadDrafter(lm, policy, law, source.vocab_size)
+    if not isinstance(policy, ProductTree):
+        return HeadDrafter(lm, policy, law, source.vocab_size)
+    serial = lm.head.parallel_from
+    if serial is None:
+        raise ForetokenError(
+            f"Head {lm.name} drafts its levels one after the other, and a product tree needs parallel ones: take a "
+            "dynamic tree."
+        )
+    grown = replace(policy, depth=serial + 1)
+    return ProductDrafter(lm, grown, law, source.vocab_size, serial, policy.budget, policy.wide)
 
 
 def _path(named: T | os.PathLike[str]) -> T | str:
@@ -428,19 +418,19 @@ def _vocab_method(
 ) -> str:
     """Return the kind of a drafter model: SAME without a method between vocabularies, else the name of the method.
 
-    asked: the method that was named, AUTO for the best one, None for none. target, drafter: their tokenizers.
+    asked: the method that was named, AUTO for the best one, None for none. target, drafter: their tokenizers; where one
+        is missing there is nothing to compare, and the caller is responsible.
     """
-    if target is None or drafter is None:
-        if asked is None:
-            return SAME  # there is nothing to compare: the caller is responsible
-        raise ForetokenError(
-            f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
-        )
-    if asked is None and not same_vocabulary(target, drafter):
+    both = None if target is None or drafter is None else (target, drafter)
+    if asked is None and both is not None and not same_vocabulary(*both):
         raise ForetokenError(
             f"Drafter {drafter_name} has another vocabulary than target {target_name}: add vocab={AUTO!r} "
             f"(--vocab {AUTO}), choose a drafter with the same tokenizer, or drafter 'ngram', which needs none."
         )
     if asked is None:
         return SAME
-    return compare(target, drafter).method if asked == AUTO else asked
+    if both is None:
+        raise ForetokenError(
+            f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
+        )
+    return compare(*both).method if asked == AUTO else asked

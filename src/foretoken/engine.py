@@ -3,7 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
@@ -101,9 +101,9 @@ class Chunk:
         return self.finish_reason is not None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Request:
-    """One prompt in work, and its continuation so far.
+    """One prompt in work.
 
     index: its place in the list of prompts.
     ids: those of the prompt.
@@ -117,19 +117,7 @@ class Request:
     eos_ids: frozenset[int]
     seed: int
     stream: TextStream | None
-    constraints: tuple[Processor, ...] = ()
-    stats: Stats = field(default_factory=Stats)
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-
-    def result(self, tokenizer: Tokenizer | None) -> Result:
-        """Return the finished continuation; tokenizer: makes its text if there is no stream, None: there is no text."""
-        assert self.finish_reason is not None
-        if self.stream is None and tokenizer is not None:
-            stream = TextStream(tokenizer, (), self.ids)
-            self.text = stream.push(self.token_ids) + stream.finish()
-        return Result(self.text, self.token_ids, self.stats, self.seed, self.finish_reason)
+    constraints: tuple[Processor, ...]
 
 
 @dataclass(frozen=True)
@@ -228,13 +216,21 @@ class Engine:
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, grammar, streaming=False)
+        chunks: list[list[Chunk]] = [[] for _ in requests]
         for chunk in self._run(requests, *self._checked(max_new_tokens, sampling, observer)):
-            request = requests[chunk.index]
-            request.token_ids += chunk.token_ids
-            request.text += chunk.text
-            request.finish_reason = chunk.finish_reason
-        results = [request.result(self.tokenizer) for request in requests]
+            chunks[chunk.index].append(chunk)
+        results = list(map(self._result, requests, chunks))
         return results[0] if single else results
+
+    def _result(self, request: Request, chunks: Sequence[Chunk]) -> Result:
+        """Return the continuation that all chunks of a request make."""
+        ids, reason = [token for chunk in chunks for token in chunk.token_ids], chunks[-1].finish_reason
+        assert reason is not None
+        text = "".join(chunk.text for chunk in chunks)
+        if request.stream is None and self.tokenizer is not None:
+            stream = TextStream(self.tokenizer, (), request.ids)
+            text = stream.push(ids) + stream.finish()
+        return Result(text, ids, chunks[-1].stats, request.seed, reason)
 
     def chat(
         self, messages: Messages | Sequence[Messages], **options: Unpack[GenerateOptions]
@@ -370,18 +366,17 @@ class Engine:
                 new = min(max_new_tokens, limit - len(request.ids))
                 own = replace(sampling, processors=(*sampling.processors, *request.constraints))
                 sequence = core.Sequence(list(request.ids), own, rng, new, request.eos_ids)
-                request.stats = Stats()
-                active[sequence] = request
+                active[sequence] = request, Stats()
                 decoder.join(sequence)
             for sequence, step in decoder.step():
-                request = active[sequence]
+                request, stats = active[sequence]
                 tokens, text, reason = read_step(request.stream, sequence, step)
-                request.stats.record(step, len(tokens))
+                stats.record(step, len(tokens))
                 if reason is not None:
                     del active[sequence]
                     if not sequence.finished:  # at a stop string
                         decoder.leave(sequence)
-                yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, replace(request.stats))
+                yield Chunk(request.index, text, tokens, step.origins[: len(tokens)], reason, replace(stats))
 
 
 def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import IID, Coins, Hub, Law, Opaque
-from foretoken.core.limits import whole
+from foretoken.core.limits import check_choice, whole
 from foretoken.core.policy import TreePolicy
 from foretoken.core.verifier import Approximate, LawFamily, Verifier
 from foretoken.core.walk import PathVerifier
@@ -21,7 +21,6 @@ from foretoken.recipe import (
     VOCABS,
     Recipe,
     check_law,
-    check_verifier,
 )
 from foretoken.trees.budget import BudgetTree
 from foretoken.trees.dynamic import DynamicTree, OptTree, ProductTree, RankedTree
@@ -58,11 +57,7 @@ def tree_policy(spec: str) -> TreePolicy:
 
 
 def policy_for(policy: TreePolicy, rule: Verifier) -> TreePolicy:
-    """Return `policy`; a budget tree with what it may use: hub draws if `rule` is lossless for them, and whole paths.
-
-    policy: the tree policy.
-    rule: the verifier.
-    """
+    """Return `policy`; a budget tree with what it may use by `rule`: hub draws if that takes them, and whole paths."""
     if isinstance(policy, BudgetTree):
         return replace(policy, hub=rule.accepts(Hub(2)), joint=isinstance(rule, PathVerifier))
     return policy
@@ -105,7 +100,7 @@ def verifier(name: str) -> Verifier:
 
 def verifier_named(name: str) -> Verifier:
     """Return the rule `name` without the checks of `verifier`, for p and draws that the engine itself made."""
-    check_verifier(name)
+    check_choice("verifier", name, VERIFIERS, optional=False)
     rule = VERIFIERS[name]
     if isinstance(rule, Solver):
         rule.check_installed()
@@ -127,12 +122,10 @@ def usual_rule(recipe: Recipe, kind: str = SAME) -> str:
 
 
 def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]:
-    """Return (tree policy, rule, law) of a recipe.
+    """Return (tree policy, rule, law) of a recipe; raises ForetokenError for what does not go together.
 
     recipe: what a user named; its tree is not PLAIN.
     kind: that of the drafter, of `recipe.KINDS`.
-
-    Raises ForetokenError for what does not go together.
     """
     tree, policy = recipe.tree, tree_policy(recipe.tree)
     if recipe.law is not None and KINDS[kind].own_draws:
@@ -187,11 +180,8 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
 def check_ahead(recipe: Recipe, kind: str, name: str) -> None:
     """Refuse what `settled` refuses and, where the kind of drafter makes it plain, what `check_pair` would refuse.
 
-    recipe: what a user named; its tree is not PLAIN.
-    kind: that of the drafter, of `recipe.KINDS`, for which there need be no models yet.
+    recipe, kind: as in `settled`; there need be no models yet.
     name: names the drafter in the error.
-
-    Raises ForetokenError.
     """
     policy, rule, family = settled(recipe, kind)
     if kind == NO_DRAFTER or KINDS[kind].own_draws:
@@ -209,10 +199,7 @@ def check_pair(drafter: Drafter, rule: Verifier) -> None:
 
 
 def _check_laws(laws: Sequence[Law], name: str, rule: Verifier) -> None:
-    """Refuse the laws of a drafter for which a rule is not lossless.
-
-    laws: those of the drafter. name: the drafter's. rule: the rule.
-    """
+    """Refuse the laws of a drafter of this name for which a rule is not lossless."""
     if isinstance(rule, Approximate):
         raise ForetokenError(
             f"Verifier {rule.name} is only approximately lossless, so no engine takes it: choose "
@@ -225,11 +212,8 @@ def _check_laws(laws: Sequence[Law], name: str, rule: Verifier) -> None:
                 "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."
             )
         if not rule.accepts(drafted):
-            able = [
-                other.name
-                for other in VERIFIERS.values()
-                if other.accepts(drafted) and not isinstance(other, Approximate)
-            ]
+            exact = [other for other in VERIFIERS.values() if not isinstance(other, Approximate)]
+            able = [other.name for other in exact if other.accepts(drafted)]
             advice = f"choose verifier {' or '.join(able)}, or" if able else "no verifier is, so choose"
             raise ForetokenError(
                 f"Verifier {rule.name} is not lossless for law {drafted.name} with {drafted.k} draws at a node, which "

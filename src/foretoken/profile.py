@@ -52,10 +52,7 @@ class Profile:
         """Refuse another machine, and models that the profile was not made for.
 
         path: the profile's file, for the error.
-        target: the target that is to be used.
-        drafter: `Engine.fingerprint` of the engine that is to be used.
-
-        Raises ForetokenError.
+        target, drafter: the target that is to be used, and `Engine.fingerprint` of the engine.
         """
         from foretoken.models.identity import fingerprint, host  # takes seconds
 
@@ -63,15 +60,11 @@ class Profile:
         if set(self.host) != set(here):
             raise _of_another_version(path)
         for what, was in self.host.items():
-            if (now := here[what]) != was and what == "threads":
-                raise ForetokenError(
-                    f"Profile {path} was made with {was} threads, not {now}: set OMP_NUM_THREADS={was}, or run "
-                    "foretoken tune here."
-                )
-            if now != was:
-                raise ForetokenError(
-                    f"Profile {path} was made with {what} {was}, and here it is {now}: run foretoken tune here."
-                )
+            if (now := here[what]) != was:
+                differs = f"{what} {was}, and here it is {now}:"
+                if what == "threads":
+                    differs = f"{was} threads, not {now}: set OMP_NUM_THREADS={was}, or"
+                raise ForetokenError(f"Profile {path} was made with {differs} run foretoken tune here.")
         for which, was, now in (("target", self.target, fingerprint(target)), ("drafter", self.drafter, drafter)):
             if was != now:
                 raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
@@ -104,29 +97,21 @@ def _of_another_version(path: str) -> ForetokenError:
     return ForetokenError(f"Profile {path} is of another version of foretoken: run foretoken tune again.")
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_text, value.values()))
+def _all(kind: type, values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _rows(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
-
-
 GOOD: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("target", "drafter", "tree", "verifier"), _text),
+    **dict.fromkeys(("target", "drafter", "tree", "verifier"), lambda value: isinstance(value, str)),
     "vocab": lambda value: value is None or value in VOCABS,
     "draft_probability": lambda value: value is None or (_number(value) and 0 <= value <= 1),
-    **dict.fromkeys(("host", "versions"), _texts),
+    **dict.fromkeys(("host", "versions"), lambda value: isinstance(value, dict) and _all(str, value.values())),
     "extra": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_number, value)),
     "acceptance": lambda value: _number(value) and 0 <= value <= 1,
     "settings": lambda value: isinstance(value, dict),
-    "configurations": _rows,
+    "configurations": lambda value: isinstance(value, list) and _all(dict, value),
 }

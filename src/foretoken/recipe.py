@@ -39,7 +39,8 @@ LAWS: "Lazy[LawFamily]" = Lazy({name: home for name, (home, _) in SCHEMES.items(
 class Kind:
     """One kind of drafter.
 
-    home: "module:function" of a function (source, policy, law) -> Drafter, the module's name inside `foretoken`.
+    home: "module:function" of a function (source, policy, law) -> Drafter, the module's name inside `foretoken`:
+        source has what drafts, policy is the tree policy, and law says how children are drawn.
     about: its description in the tables of the documentation.
     rule: the default verifier of drafters whose draft tokens have no q; None: the tree decides.
     tree: the default tree; None: the method decides.
@@ -144,9 +145,7 @@ def own_kind(drafter: object) -> str | None:
 
     Returns None for any other drafter. Raises ForetokenError for an unknown kind of blocks.
     """
-    if not isinstance(drafter, str):
-        return None
-    name, colon, kind = drafter.partition(":")
+    name, colon, kind = drafter.partition(":") if isinstance(drafter, str) else ("", "", "")
     if name != OWN:
         return None
     if colon and kind not in QUANTISED:
@@ -173,19 +172,11 @@ def check_alone(drafter: str | None) -> None:
         raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
-def check_drafts(drafter: str | None) -> None:
-    """Refuse to tune where nothing is drafted; drafter: its name, or the kind of an engine's drafter."""
-    if drafter == NO_DRAFTER:
-        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
-
-
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     """Refuse a file for the texts of earlier requests if the drafter keeps none, or if it cannot be written.
 
     drafter: as `foretoken.load` takes it.
     path: the file; None: there is none, and nothing to check.
-
-    Raises ForetokenError.
     """
     if path is None:
         return
@@ -218,27 +209,24 @@ def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = Fa
     Raises ForetokenError, also for an unknown kind.
     """
     check_choice("quantise_drafter", kind, QUANTISED)
-    why = None if kind is None else _not_quantised(drafter, is_head)
-    if why is not None:
-        raise ForetokenError(
-            f"quantise_drafter {kind} is for a drafter model named by folder, and {why}: leave it out, or draft with "
-            f"{OWN}:{kind}."
-        )
-
-
-def _not_quantised(drafter: object, is_head: bool) -> str | None:
-    """Return why a drafter has no weights in a folder that could be quantised as they are loaded; None where it has."""
+    if kind is None:
+        return
     if drafter in (None, NO_DRAFTER):
-        return "nothing is drafted"
-    if is_word(drafter):
-        return f"drafter {drafter} is none"
-    if not isinstance(drafter, str):
-        return f"{type(drafter).__name__} is a model object"
-    if is_head:
-        return f"{drafter} is a draft head"
-    if head_file(drafter) is None and is_gguf(located(drafter)):
-        return f"{drafter} is a GGUF file, whose weights stay as they are"
-    return None
+        why = "nothing is drafted"
+    elif is_word(drafter):
+        why = f"drafter {drafter} is none"
+    elif not isinstance(drafter, str):
+        why = f"{type(drafter).__name__} is a model object"
+    elif is_head:
+        why = f"{drafter} is a draft head"
+    elif head_file(drafter) is None and is_gguf(located(drafter)):
+        why = f"{drafter} is a GGUF file, whose weights stay as they are"
+    else:
+        return
+    raise ForetokenError(
+        f"quantise_drafter {kind} is for a drafter model named by folder, and {why}: leave it out, or draft with "
+        f"{OWN}:{kind}."
+    )
 
 
 def is_word(drafter: object) -> bool:
@@ -249,11 +237,6 @@ def is_word(drafter: object) -> bool:
 def usual_tree(kind: str, method: str) -> str:
     """Return the name of the default tree of a drafter of this kind under this method."""
     return KINDS[kind].tree or METHODS[method]
-
-
-def check_verifier(name: str) -> None:
-    """Refuse a verifier whose `name` is unknown."""
-    check_choice("verifier", name, VERIFIERS, optional=False)
 
 
 def check_recipe(**named: Any) -> None:
@@ -275,11 +258,8 @@ def check_engine(
 ) -> None:
     """Refuse what `foretoken.load` would refuse, as far as that can be found out without importing torch.
 
-    target, drafter: names or paths of models.
-    dtype, compile, quantise, quantise_drafter, suffix_store: as in `foretoken.load`.
+    target, drafter, dtype, compile, quantise, quantise_drafter, suffix_store: as in `foretoken.load`, models by name.
     named: fields of a Recipe; None where the user named nothing.
-
-    Raises ForetokenError.
     """
     check_recipe(**named)
     check_choice("dtype", dtype, DTYPES)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from foretoken.cli import options
 from foretoken.cli.command import command
-from foretoken.cli.measuring import Markdown, chosen_prompts, encoded, names, show
+from foretoken.cli.measuring import chosen_prompts, encoded, names, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_folder
-from foretoken.core.limits import MOST_DRAWS, check_counts, check_seed, check_temperatures
-from foretoken.recipe import check_verifier
+from foretoken.core.limits import MOST_DRAWS, check_choice, check_counts, check_seed, check_temperatures
+from foretoken.verify import VERIFIERS
 
 FOLDER = "foretoken-acceptance"
 RULES = ("rrs", "rrsw", "hub", "kseq", "transport")
@@ -33,7 +33,7 @@ def acceptance(
     verifier: list[str] | None = None,
     max_new_tokens: int = POSITIONS,
     out: str = FOLDER,
-    markdown: Markdown = False,
+    markdown: bool = False,
     json_: bool = False,
 ) -> None:
     """Measure how often the first, second, .. child of a node is the accepted one, for --tree sequoia:N@FILE.
@@ -48,7 +48,6 @@ def acceptance(
     verifier: Rule; may be repeated. Default: rrs, rrsw, hub, kseq and transport.
     max_new_tokens: Positions after each prompt: tokens of the target's own.
     out: Folder of the acceptance vectors; those it lacks are measured into it.
-    json_: Print JSON instead of text.
     """
     check_counts(max_new_tokens=max_new_tokens, children=children)
     if children > MOST_DRAWS:
@@ -58,7 +57,7 @@ def acceptance(
     texts = chosen_prompts(None, prompts)
     options.check_models(**vars(models))
     for name in verifier or ():
-        check_verifier(name)
+        check_choice("verifier", name, VERIFIERS, optional=False)
     check_folder(Path(out))
     from foretoken.measure.child_acceptance import check_children, child_acceptance, continued, read, write
     from foretoken.measure.machine import machine

@@ -70,7 +70,6 @@ def audit(
         wrong. With a model of 1.5 B parameters 1,000 take some two minutes on two cores. Fewer see less.
     seed: Seed of the whole audit.
     exact_only: Only the exact enumerations; loads no model.
-    json_: Print JSON instead of text.
     """
     check_sampling(temperature=temperature)
     check_counts(samples=samples)

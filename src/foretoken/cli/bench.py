@@ -9,7 +9,7 @@ import typer
 from foretoken.cli import options
 from foretoken.cli.acceptance import acceptance
 from foretoken.cli.command import command
-from foretoken.cli.measuring import Markdown, WorkOptions, check_forgets, encoded, show
+from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, show
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_sampling, check_temperatures
 from foretoken.measure.plot import check_plot
@@ -41,8 +41,8 @@ class Compared(options.EngineModels):
     """
 
     tree: list[str] | None = None
-    verifier: options.Verifier = None
-    profile: options.Profile = None
+    verifier: str | None = None
+    profile: str | None = None
     temperature: list[float] | None = None
     top_p: float = 1.0
     batch: list[int] | None = None
@@ -101,7 +101,7 @@ def bench(
     work: WorkOptions,
     out: str = DEFAULT_OUT,
     plot: str | None = None,
-    markdown: Markdown = False,
+    markdown: bool = False,
     json_: bool = False,
 ) -> None:
     """Compare our decoding with transformers' generate, interleaved in one process.
@@ -112,7 +112,6 @@ def bench(
 
     out: File for the single runs, JSONL; replaced if it exists.
     plot: Draw speeds, and where the time goes, to this file (needs matplotlib).
-    json_: Print JSON instead of text.
     """
     texts = work.texts()
     check_plot(plot)

@@ -11,7 +11,7 @@ from foretoken.cli.command import command
 from foretoken.cli.options import EngineOptions, TextOptions
 from foretoken.cli.prompts import system_message
 from foretoken.cli.tints import Tints, legend
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.files import check_file, write
 from foretoken.core.interrupts import is_to_end
 from foretoken.core.messages import Message, check_messages, check_text
@@ -66,7 +66,6 @@ def chat(model: str | None = None, /, *, engine: EngineOptions, text: AnswerOpti
 class Conversation:
     """The messages so far, and the statistics of the answers.
 
-    engine: writes the answers.
     arguments: the arguments of `Engine.stream`, with the seed of the first answer.
     show_drafts: whether the answers are tinted by the origin of their tokens.
     messages: the conversation so far, the system message included.
@@ -101,10 +100,7 @@ class Conversation:
         return True
 
     def answer(self, said: str) -> None:
-        """Write the model's answer as its tokens are accepted; where Ctrl-C ends it, what was written is kept.
-
-        said: the user's message.
-        """
+        """Write the model's answer to the message `said` as its tokens are accepted; Ctrl-C keeps what was written."""
         check_text(said, "The message")
         messages: list[Message] = [*self.messages, {"role": "user", "content": said}]
         self._check_room(messages)
@@ -133,22 +129,17 @@ class Conversation:
 
     def _check_room(self, messages: list[Message]) -> None:
         """Raise ForetokenError where the messages leave no room for an answer in the model's context."""
-        from foretoken.models.text import chat_prompt
-
-        tokenizer, context = self.engine.tokenizer, self.engine.target.lm.context
-        assert tokenizer is not None
-        length = len(chat_prompt(tokenizer, messages))
-        if context is not None and length >= context:
+        try:
+            self.engine.encode(messages, "The conversation")
+        except ContextError as error:
             raise ForetokenError(
-                f"The conversation has {length} tokens with this message, and the context of "
-                f"{self.engine.target.name} is {context}: begin anew with /reset, or say less."
-            )
+                f"The conversation has {error.num_tokens} tokens with this message, and the context of "
+                f"{self.engine.target.name} is {self.engine.target.lm.context}: begin anew with /reset, or say less."
+            ) from None
 
     def command(self, name: str, rest: str) -> None:
-        """Obey a command, as HELP lists them.
+        """Obey a command, as HELP lists them; name, rest: its name, slash included, and what follows it.
 
-        name: its name, the slash included.
-        rest: what follows the name, without spaces around it.
         Raises ForetokenError for an unknown command, or a file that cannot be read or written.
         """
         if name in ("/save", "/load") and not rest:
@@ -189,15 +180,12 @@ def _stats_line(name: str, answers: "list[Stats]") -> str:
     Rates come from sums, so that a long answer counts for more; the time to the first token is a mean.
     """
 
-    def total(figure: str) -> int | float:
-        return sum(getattr(stats, figure) for stats in answers)
-
-    tokens, steps, accepted = total("num_tokens"), total("num_target_forwards"), total("num_accepted")
-    seconds, first = total("wall_s"), total("ttft_s") / len(answers)
+    figures = "num_tokens", "num_target_forwards", "num_accepted", "num_drafted", "wall_s", "ttft_s"
+    tokens, steps, accepted, drafted, seconds, first = (sum(getattr(x, figure) for x in answers) for figure in figures)
     return (
         f"{name + ':':<14}{tokens} tokens in {seconds:.2f} s: {tokens / max(seconds, 1e-9):.1f} tokens/s, first token "
-        f"after {first * 1000:.0f} ms, {tokens / max(steps, 1):.2f} tokens per step, acceptance length "
-        f"{accepted / max(steps, 1):.2f} ({accepted} of {total('num_drafted')} drafted tokens in {steps} steps)"
+        f"after {first / len(answers) * 1000:.0f} ms, {tokens / max(steps, 1):.2f} tokens per step, acceptance length "
+        f"{accepted / max(steps, 1):.2f} ({accepted} of {drafted} drafted tokens in {steps} steps)"
     )
 
 
@@ -225,9 +213,9 @@ def _read() -> str | None:
     except (EOFError, KeyboardInterrupt) as error:
         if asks:
             print(flush=True)
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return None
+        if isinstance(error, EOFError):
+            return None
+        raise
     except UnicodeDecodeError as error:
         raise ForetokenError(f"The message is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
 

@@ -11,7 +11,8 @@
 
 A parameter before `/` is an argument of the command line. Any other is an option, and a flag if it is a bool. A
 parameter of a dataclass type stands for one option per field, with the help that its docstring, or that of the class
-it inherits from, has for the field. `$trees` and the like in a help text stand for the names in a registry.
+it inherits from, has for the field. A parameter without a line has the help in SHARED. `$trees` and the like in a help
+text stand for the names in a registry.
 """
 
 import os
@@ -39,6 +40,8 @@ NAMES = {
     "vocabs": ", ".join([*VOCABS, AUTO]),
     "kinds": ", ".join(QUANTISED),
 }
+# The help of options that many commands have, for parameters of which a docstring says nothing; others add to it.
+SHARED = {"json_": "Print JSON instead of text.", "markdown": "Print Markdown instead of text."}
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -105,18 +108,10 @@ def field_help(kind: type) -> dict[str, str]:
     return found
 
 
-def option(kind: type, name: str) -> Any:
-    """Return one field of a group of options as a typer option, to annotate a parameter with.
-
-    kind: the group, a dataclass.
-    name: the name of the field.
-    """
-    return typer.Option(help=field_help(kind)[name])
-
-
 def _parameter(name: str, kind: Any, default: Any, text: str | None, is_argument: bool = False) -> Parameter:
     """Return one parameter as typer takes it. kind: its type. text: its help. is_argument: whether it is no option."""
     if get_origin(kind) is not Annotated:
+        text = text or SHARED.get(name)
         written = f"--{name.rstrip('_').replace('_', '-')}"
         kind = Annotated[kind, typer.Argument(help=text) if is_argument else typer.Option(written, help=text)]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)

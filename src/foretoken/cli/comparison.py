@@ -20,9 +20,7 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
     No token ends these texts, and with method auto the drafts are also run at full depth: a text that ends early, or
     a controller that decodes plainly at first, would leave loops uncompiled.
 
-    engine: the engine that is compared with plain decoding.
-    prompt: the prompt of the compared runs.
-    arguments: the arguments of `Engine.generate` in the compared runs.
+    engine, prompt, arguments: as in `compared`.
     """
     from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
@@ -42,9 +40,7 @@ def compared(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> d
 
     Printing would take time, and one run of each says little on a machine that does other things too.
 
-    engine: the engine, with its drafter.
-    prompt: the prompt of all runs.
-    arguments: the arguments of `Engine.generate`.
+    engine, prompt, arguments: the engine with its drafter, and the arguments of `Engine.generate` in all runs.
     Returns tokens per second of both, and the engine's speed divided by plain decoding's: over the whole run (speedup),
     and after the first step, which reads the prompt (decoding_speedup; None for a text of one step).
     """

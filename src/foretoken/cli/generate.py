@@ -70,7 +70,9 @@ def generate(
     if text.show_drafts and json_:
         raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
     if trace is not None:
-        check_page(trace)
+        check_file(Path(trace))
+        if Path(trace).suffix.lower() not in (".html", ".htm"):
+            raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
     prompts = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
     check_counts(max_batch=max_batch)
     text.check(len(prompts))
@@ -80,7 +82,9 @@ def generate(
         shown = {"--trace": trace, "--show-drafts": text.show_drafts, "--json": json_}
         if unused := [name for name, asked in shown.items() if asked]:
             raise ForetokenError(f"A batch on Ray writes its texts to --out alone: leave out {' and '.join(unused)}.")
-        _on_ray(engine, prompts, text, max_batch, cluster, out, batch_file)
+        if cluster.ray is None or out is None or batch_file is None or text.seed is None:
+            raise ForetokenError("A batch on Ray needs all four of --batch-file, --ray, --out and --seed.")
+        _on_ray(engine, prompts, text, max_batch, cluster, out)
         return
     loaded = engine.load(text.seed, max_batch)
     record = None
@@ -98,28 +102,11 @@ def generate(
             record.save(trace)
 
 
-def check_page(trace: str) -> None:
-    """Refuse, before models are loaded, a file that a browser would not show as a page, or that cannot be written.
-
-    trace: its name, from --trace.
-    """
-    check_file(Path(trace))
-    if Path(trace).suffix.lower() not in (".html", ".htm"):
-        raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
-
-
 def _on_ray(
-    engine: EngineOptions,
-    prompts: list[Prompt],
-    text: TextOptions,
-    max_batch: int,
-    cluster: RayOptions,
-    out: str | None,
-    batch_file: str | None,
+    engine: EngineOptions, prompts: list[Prompt], text: TextOptions, max_batch: int, cluster: RayOptions, out: str
 ) -> None:
     """Write the texts of a batch file to `out`, by actors on Ray."""
-    if cluster.ray is None or out is None or batch_file is None or text.seed is None:
-        raise ForetokenError("A batch on Ray needs all four of --batch-file, --ray, --out and --seed.")
+    assert cluster.ray is not None
     resources = cluster.resources(engine.device)
     check_file(Path(out))
     options = text.arguments()
@@ -136,11 +123,8 @@ def _on_ray(
 class Text:
     """The text of one prompt as it grows.
 
-    engine: writes the text.
     prompt: what it continues or answers.
-    seed: its seed.
-    temperature: its temperature.
-    tints: tints it by the origin of its tokens; None where it is not tinted.
+    options: how the command's texts are drawn and shown.
     text, ids: what was generated so far, as text and as token ids.
     last: its newest chunk; None before the first.
     """
@@ -148,28 +132,20 @@ class Text:
     engine: "Engine"
     prompt: Prompt
     seed: int
-    temperature: float
-    tints: Tints | None
+    options: TextOptions
     text: str = ""
     ids: list[int] = field(default_factory=list)
     last: "Chunk | None" = None
 
-    @staticmethod
-    def begin(engine: "Engine", prompt: Prompt, seed: int, options: TextOptions) -> "Text":
-        """Return a text of which nothing is generated yet.
-
-        engine, prompt, seed: see the class.
-        options: how the command's texts are drawn and shown.
-        """
-        tints = Tints(engine, prompt, options.stop) if options.show_drafts else None
-        return Text(engine, prompt, seed, options.temperature, tints)
+    def __post_init__(self) -> None:
+        self._tints = Tints(self.engine, self.prompt, self.options.stop) if self.options.show_drafts else None
 
     def add(self, chunk: "Chunk") -> str:
         """Add a chunk to the text. Returns what the chunk adds to the text as it is shown."""
         self.last = chunk
         self.text += chunk.text
         self.ids += chunk.token_ids
-        return self.tints.push(chunk) if self.tints else chunk.text
+        return self._tints.push(chunk) if self._tints else chunk.text
 
     def record(self) -> dict[str, Any]:
         """Return what `--json` prints; finish_reason is None in it for a text that was interrupted."""
@@ -198,7 +174,7 @@ def _one(
     arguments = options.arguments()
     if compare:
         warm(engine, prompt, arguments)
-    text, interrupted = Text.begin(engine, prompt, arguments["seed"], options), False
+    text, interrupted = Text(engine, prompt, arguments["seed"], options), False
     before = compilations()[0]
     try:
         for chunk in engine.stream(prompt, observer=trace, **arguments):
@@ -232,7 +208,7 @@ def _one(
 def _batch(engine: "Engine", prompts: list[Prompt], options: TextOptions, as_json: bool, trace: "Trace | None") -> None:
     """Write many texts, each when it is done, so that an interrupt loses only those under way."""
     arguments = options.arguments()
-    texts = [Text.begin(engine, prompt, arguments["seed"] + i, options) for i, prompt in enumerate(prompts)]
+    texts = [Text(engine, prompt, arguments["seed"] + i, options) for i, prompt in enumerate(prompts)]
     shown, parting = [""] * len(texts), ""
     if options.show_drafts:
         _begin("", True)
@@ -282,22 +258,17 @@ def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
         settings = "plain decoding: no drafter"
     else:
         lines.append(f"tokens per step    {stats.block_efficiency:.2f}, the bonus token included")
-        lines.append(
-            f"acceptance rate    {stats.acceptance_rate:.2f} of {_num(stats.num_drafted, 'drafted token')}"
-            if stats.num_drafted
-            else "nothing was drafted"
-        )
+        rate = f"acceptance rate    {stats.acceptance_rate:.2f} of {_num(stats.num_drafted, 'drafted token')}"
+        lines.append(rate if stats.num_drafted else "nothing was drafted")
         by = f" by {record['vocab']}" if record["vocab"] else ""
         settings = f"{record['tree']}, {record['verifier']}, drafter {record['drafter']}{by}"
-    return "\n".join(
-        [
-            *lines,
-            f"first token after  {stats.ttft_s * 1000:.0f} ms",
-            f"finish reason      {record['finish_reason'] or 'interrupted'}",
-            *_plain_steps(text),
-            f"seed {text.seed}, temperature {text.temperature:g}, {settings}",
-        ]
-    )
+    lines += [
+        f"first token after  {stats.ttft_s * 1000:.0f} ms",
+        f"finish reason      {record['finish_reason'] or 'interrupted'}",
+        *_plain_steps(text),
+        f"seed {text.seed}, temperature {text.options.temperature:g}, {settings}",
+    ]
+    return "\n".join(lines)
 
 
 def _plain_steps(text: Text) -> list[str]:

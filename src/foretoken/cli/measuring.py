@@ -2,12 +2,12 @@
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.command import option
+from foretoken.cli.command import SHARED, field_help
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interrupts import exit_code
@@ -53,19 +53,13 @@ class WorkOptions:
         return chosen_prompts(self.workload, self.prompts)
 
 
-# The same options one by one, for the scripts in benchmarks/.
-WorkloadFile = Annotated[str | None, option(WorkOptions, "workload")]
-Prompts = Annotated[int, option(WorkOptions, "prompts")]
-NewTokens = Annotated[int, option(WorkOptions, "max_new_tokens")]
-Rounds = Annotated[int, option(WorkOptions, "rounds")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown instead of text.")]
+SHARED.update(field_help(WorkOptions))
 
 
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
-    """Return the first `count` prompts of a workload; torch is not imported for it.
+    """Return the first `count` prompts of a workload, None: all of them; torch is not imported for it.
 
     workload: a JSONL file; None: the held-out excerpts beside the demo models.
-    count: number of prompts; None: all.
     Raises ForetokenError where there are fewer, or one is empty.
     """
     if workload is None:
@@ -79,12 +73,9 @@ def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
 
 
 def encoded(engine: "Engine", prompts: list[Prompt], max_new_tokens: int) -> list[list[int]]:
-    """Return the token ids of each prompt; a conversation is written by the tokenizer's chat template.
+    """Return the token ids, by the engine's tokenizer, of each of the `prompts`, texts or conversations.
 
-    engine: the engine whose tokenizer is used.
-    prompts: texts or conversations.
-    max_new_tokens: number of tokens that are to follow each.
-    Raises ForetokenError for a prompt that leaves no room for them in the target's context.
+    Raises ForetokenError for one that leaves no room for `max_new_tokens` after it in the target's context.
     """
     found = [engine.encode(prompt, f"Prompt {number}") for number, prompt in enumerate(prompts, start=1)]
     context = engine.target.lm.context
@@ -106,9 +97,8 @@ def names(target: str | None, drafter: str | None) -> dict[str, str]:
 
 
 def show(report: "Report", as_json: bool, as_markdown: bool) -> None:
-    """Print what a command has measured; where it was interrupted, exit with the code for that.
+    """Print the `report` of what a command has measured; where it was interrupted, exit with the code for that.
 
-    report: the measurements.
     as_json, as_markdown: the form; plain text where both are False.
     """
     options.progress("")

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from typer.core import TyperGroup
 
 import foretoken
-from foretoken.cli.command import option
+from foretoken.cli.command import SHARED, field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
 from foretoken.core.lazy import uncollected
@@ -118,11 +117,7 @@ class EngineOptions(RecipeOptions):
         return self if model is None else replace(self, target=model)
 
     def load(self, seed: int | None, max_batch: int) -> "Engine":
-        """Return the engine that the options name.
-
-        seed: the seed asked for, if any; where nothing else decides the method, it decides between fixed and auto.
-        max_batch: the most texts that are decoded side by side.
-        """
+        """Return the engine that the options name; seed: as in `named`; max_batch: as in `foretoken.load`."""
         return load_engine(**self.named(seed), max_batch=max_batch)
 
     def check_chat(self, conversations: Sequence[Sequence[Message]]) -> None:
@@ -132,12 +127,10 @@ class EngineOptions(RecipeOptions):
 
     def named(self, seed: int | None) -> dict[str, Any]:
         """Return the options as `load_engine` takes them, the method filled in. seed: the one asked for, if any."""
-        method = self.method
-        if method is None:
-            chosen = self.tree, self.verifier, self.law, self.draft_probability
-            fixed = any(x is not None for x in chosen) or (seed is not None and self.profile is None)
-            method = FIXED if fixed else AUTO
-        return {**vars(self), "method": method}
+        chosen = self.tree, self.verifier, self.law, self.draft_probability
+        fixed = any(x is not None for x in chosen) or (seed is not None and self.profile is None)
+        usual = FIXED if fixed else AUTO
+        return {**vars(self), "method": usual if self.method is None else self.method}
 
     def anywhere(self) -> "EngineOptions":
         """Return these options for a process that runs in another folder: files and folders have absolute paths.
@@ -172,8 +165,7 @@ class RayOptions:
     def resources(self, device: str | None) -> dict[str, int]:
         """Return the numbers of cores and GPUs that each engine takes, as num_cpus and num_gpus.
 
-        device: from --device; on "cuda" an engine takes a GPU.
-        Raises ForetokenError for a device that names one GPU.
+        Raises ForetokenError for a device, from --device, that names one GPU; on "cuda" an engine takes a GPU.
         """
         if (device or "").startswith("cuda:"):
             raise ForetokenError(f"--device {device} names one GPU, and Ray gives each engine one: say --device cuda.")
@@ -254,27 +246,14 @@ class TextOptions:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-# The same options one by one, for commands that take a few of them.
-Target = Annotated[str | None, option(Models, "target")]
-Drafter = Annotated[str | None, option(Models, "drafter")]
-Device = Annotated[str | None, option(Models, "device")]
-Dtype = Annotated[str | None, option(Models, "dtype")]
-Compile = Annotated[str, option(EngineModels, "compile")]
-Verifier = Annotated[str | None, option(RecipeOptions, "verifier")]
-Profile = Annotated[str | None, option(EngineOptions, "profile")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+SHARED.update(field_help(EngineOptions))
 
 
 class DefaultCommand(TyperGroup):
     """A group of commands whose first one runs where none is named; --help of the group is that of the first, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the group's part of a command line.
-
-        ctx: click's context of the group.
-        args: the words of the command line after the group's name.
-        Returns the words that are left for the command.
-        """
+        """Parse the words `args` after the group's name, and return the command's; ctx: click's context."""
         named = bool(args) and args[0] in self.commands
         return super().parse_args(ctx, args if named else [next(iter(self.commands)), *args])
 
@@ -289,10 +268,9 @@ def demo_folder() -> Path:
 
 
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
-    """Return the target and the drafter, defaults filled in.
+    """Return the names of the target and the drafter, defaults filled in where they are None.
 
-    target: its name; None: the demo target.
-    drafter: its name; None: the demo drafter for the demo target, "auto" for another one.
+    target, drafter: the demo target by default, and the demo drafter for that one, "auto" for another one.
     """
     if target is None:
         return str(demo_folder() / "target"), str(demo_folder() / "drafter") if drafter is None else drafter
@@ -305,8 +283,7 @@ def check_models(
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be.
 
     target, drafter: their names; None: the defaults of `resolve_models`.
-    profile: a profile's file, which must be readable.
-    device: a device's name; None: the default.
+    profile, device: a profile's file, which must be readable, and a device's name; None: the default.
     named: further options, as `recipe.check_engine` takes them.
     """
     from foretoken.profile import read_profile
@@ -326,8 +303,7 @@ def load_engine(
     """Return the engine, after a check of all that can be refused without torch.
 
     target, drafter, profile, device: as in `check_models`.
-    max_batch: the most texts that are decoded side by side.
-    named: further options, as `foretoken.load` takes them.
+    max_batch, named: further options, as `foretoken.load` takes them.
     """
     check_models(target, drafter, profile, device, **named)
     from foretoken.models.packed import num_weights
@@ -363,11 +339,11 @@ def tell_of_compiling() -> None:
 
 
 def spare_threads(num_parameters: int) -> None:
-    """Have torch use one thread for a small model, unless OMP_NUM_THREADS is set.
+    """Have torch use one thread for a model of few parameters, unless OMP_NUM_THREADS is set.
 
     A second thread brings such a model nothing, and stalls it whenever another program wants a core.
 
-    num_parameters: number of parameters of the model.
+    num_parameters: the model's.
     """
     import torch
 
@@ -376,10 +352,7 @@ def spare_threads(num_parameters: int) -> None:
 
 
 def spare_threads_as(profile: "TunedProfile") -> None:
-    """Have torch use no more threads than `profile` was made with, unless OMP_NUM_THREADS is set.
-
-    The costs in a profile hold for its number of threads.
-    """
+    """Have torch use no more threads than the `profile`, whose costs hold for them, unless OMP_NUM_THREADS is set."""
     import torch
 
     threads = profile.host.get("threads", "")
@@ -388,10 +361,7 @@ def spare_threads_as(profile: "TunedProfile") -> None:
 
 
 def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
-    """Return the first `count` held-out excerpts beside the demo models, by default all.
-
-    Each has an id, a file, a prompt and a reference.
-    """
+    """Return the first `count` (None: all) of the held-out texts: each has an id, a file, a prompt and a reference."""
     try:
         found = [json.loads(line) for line in (demo_folder() / "heldout.jsonl").read_text().splitlines()]
     except OSError as error:
@@ -402,11 +372,11 @@ def heldout_prompts(count: int | None = None) -> list[dict[str, str]]:
 
 
 def check_own(out: str, keys: tuple[str, ...], what: str) -> None:
-    """Refuse, before models are loaded, an output file that cannot be written or must not be replaced.
+    """Refuse, before models are loaded, an output file `out` that cannot be written or must not be replaced.
 
-    out: its name. An earlier run's file, or an empty one, may be replaced.
-    keys: keys that the first JSON value in an earlier run's file has.
-    what: what such a file is called in errors.
+    An earlier run's file, or an empty one, may be replaced.
+
+    keys, what: those of the first JSON value in an earlier run's file, and what such a file is called in errors.
     """
     path = Path(out)
     check_file(path)

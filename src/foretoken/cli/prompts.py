@@ -15,11 +15,9 @@ Prompt = str | list[Message]  # a text to continue, or a conversation to answer
 def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool, system: str | None) -> list[Prompt]:
     """Return the prompts of `foretoken generate`, checked; torch is not imported for it.
 
-    prompt: a text; "-" reads it from stdin; None takes the demo prompt if `is_demo`, unless `chat`.
+    prompt: a text; "-" reads it from stdin; None takes the demo prompt if the target `is_demo`, unless `chat`.
     batch_file: a JSONL file of many prompts, in place of `prompt`; "-" reads it from stdin.
-    is_demo: whether the target is the demo model.
-    chat: whether a text is a user's message, which is to be answered.
-    system: the system message before it; None: there is none.
+    chat, system: whether a text is a user's message, to be answered, and the system message before it, if any.
     Raises ForetokenError where there is no prompt, or one that cannot be used.
     """
     if batch_file is not None:

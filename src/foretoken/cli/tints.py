@@ -38,34 +38,28 @@ class Tints:
     """Turns the chunks of one text into tinted text.
 
     A character that takes several tokens has the tint of the last of them.
-
-    colours: the colours that stdout's terminal has; None: nothing is tinted.
-    stream: turns ids into text.
-    origin: the origin of the newest token, a key of STYLES.
     """
 
     def __init__(self, engine: "Engine", prompt: "Prompt", stops: Sequence[str] | None) -> None:
         """Begin a text.
 
-        engine: the engine, with a tokenizer.
-        prompt: what the text continues or answers.
+        engine, prompt: the engine, with a tokenizer, and what the text continues or answers.
         stops: strings that end the text before them.
         """
         from foretoken.models.text import TextStream
 
         assert engine.tokenizer is not None
-        self.colours = _colours(sys.stdout)
-        self.stream = TextStream(engine.tokenizer, tuple(stops or ()), engine.encode(prompt))
-        self.origin = "plain"
+        self._colours = _colours(sys.stdout)
+        self._stream = TextStream(engine.tokenizer, tuple(stops or ()), engine.encode(prompt))
 
     def push(self, chunk: "Chunk") -> str:
         """Return what the chunk adds to the text, in colours for the terminal."""
-        shown = ""
-        for token, self.origin in zip(chunk.token_ids, chunk.origins, strict=True):
-            shown += _tinted(self.stream.push([token]), self.origin, self.colours)
+        pieces = [
+            (self._stream.push([token]), origin) for token, origin in zip(chunk.token_ids, chunk.origins, strict=True)
+        ]
         if chunk.finished:
-            shown += _tinted(self.stream.finish(), self.origin, self.colours)
-        return shown
+            pieces.append((self._stream.finish(), chunk.origins[-1]))
+        return "".join(_tinted(text, origin, self._colours) for text, origin in pieces)
 
 
 def _colours(stream: Any) -> ColorSystem | None:

@@ -39,7 +39,7 @@ def train(
     seed: int = 0,
     evaluate_every: int = 100,
     cache: Path | None = None,
-    device: options.Device = None,
+    device: str | None = None,
     dtype: str | None = None,
     json_: bool = False,
 ) -> None:
@@ -66,7 +66,6 @@ def train(
     evaluate_every: Steps between measurements on held-out text.
     cache: Folder that keeps the target's states, for other heads and runs on these texts.
     dtype: float32, bfloat16, float16, of the target. Default: float32 on a CPU, else the checkpoint's own.
-    json_: Print JSON instead of text.
     """
     check_counts(
         tokens=tokens, epochs=epochs, batch=batch, length=length, evaluate_every=evaluate_every, draft_vocab=draft_vocab

@@ -12,8 +12,9 @@ from foretoken.cli import options
 from foretoken.cli.command import command
 from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, show
 from foretoken.cli.prompts import Prompt
+from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_measured, check_sampling
-from foretoken.recipe import check_alone, check_drafts
+from foretoken.recipe import NO_DRAFTER, check_alone
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -52,14 +53,14 @@ def tune(
     temperature: Temperature to tune for.
     best: The least number of trees that are kept when the slower half is left out.
     out: Profile file, replaced if it exists; OUT.part holds what is measured so far.
-    json_: Print JSON instead of text.
     """
     options.check_own(out, ("format", "configurations"), "profile")
     check_counts(best=best)
     check_sampling(temperature=temperature)
     texts = work.texts()
     check_measured(work.max_new_tokens)
-    check_drafts(models.drafter)
+    if models.drafter == NO_DRAFTER:
+        raise ForetokenError("There is no drafter to tune: name one with --drafter.")
     check_alone(models.drafter)
     check_forgets(models.drafter)
     options.check_models(**vars(models))
@@ -103,14 +104,12 @@ def digest(prompts: list[Prompt]) -> str:
 
 @contextmanager
 def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iterator[Journal]":
-    """Open the journal of what was measured so far, for as long as the context lasts.
+    """Open the journal in the file `path` of what was measured so far, for as long as the context lasts.
 
     Measurements of other settings, models, machines or versions are not used. What becomes of the file is printed on
     stderr.
 
-    path: the journal's file.
-    engine: the engine whose models are measured.
-    settings: all settings that the measurements depend on, as JSON values by name.
+    engine, settings: whose models are measured, and all else that the measurements depend on, as JSON values by name.
     """
     from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions

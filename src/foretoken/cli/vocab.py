@@ -15,7 +15,6 @@ def vocab(target: str, drafter: str, /, *, text: str | None = None, json_: bool 
     target: Folder of the target, or of any model with its tokenizer.
     drafter: Folder of the drafter.
     text: Text file like what will be generated, to measure on.
-    json_: Print JSON instead of text.
     """
     if drafter in NO_MODELS:
         raise ForetokenError(

@@ -55,11 +55,7 @@ class HybridDrafter(WrappedDrafter[Drafter]):
 
 @dataclass
 class Brought:
-    """What a model's drafts brought to one text; older steps count less.
-
-    accepted: the number of accepted draft tokens.
-    steps: the number of steps at which the model's draft was taken.
-    """
+    """What a model's drafts brought to one text: accepted draft tokens, and steps; older steps count less."""
 
     accepted: float
     steps: float = WEIGHT

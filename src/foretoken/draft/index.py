@@ -37,11 +37,6 @@ class Index:
         """The number of tokens and borders appended so far, forgotten ones included."""
         return int(self.ring.state[0])
 
-    def tokens(self) -> np.ndarray:
-        """Return a copy of the tokens and borders that are remembered, oldest first [n] int32."""
-        tokens, end = self.ring.tokens, len(self)
-        return tokens[:end].copy() if end < len(tokens) else np.roll(tokens, -(end % len(tokens)))
-
     def extend(self, ids: Seq[int] | np.ndarray) -> None:
         """Append `ids`: tokens, or BORDER between two texts."""
         extend(self.ring, np.array(ids, np.int32))

@@ -63,10 +63,7 @@ class LMDrafter:
 
 
 def same(source: Source, policy: TreePolicy, law: LawFamily) -> LMDrafter:
-    """Return the drafter that draws from a language model with the target's vocabulary.
-
-    source: the model. policy: the tree policy. law: how children are drawn.
-    """
+    """Return the drafter of a language model with the target's vocabulary; source, policy, law: as in `recipe.Kind`."""
     return LMDrafter(source.model, policy, law, source.vocab_size)
 
 

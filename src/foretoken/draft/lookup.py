@@ -67,10 +67,7 @@ class LookupDrafter:
 
 
 def lookup(source: Source, policy: TreePolicy, law: LawFamily) -> LookupDrafter:
-    """Return the drafter that looks the text up.
-
-    source: has the texts of earlier requests, if they are looked up. policy: the tree policy. law: is not used.
-    """
+    """Return the drafter that looks the text up; source, policy, law: as in `recipe.Kind`, but no law is used."""
     return LookupDrafter(policy, source.store)
 
 
@@ -91,21 +88,19 @@ class Text:
         self._hits, self._trials = WEIGHT * ASSUMED, np.full(len(ASSUMED), WEIGHT)
 
     def draft(self, seq: Sequence, store: Store | None) -> TokenTree:
-        """Return the tree for the next step.
+        """Return the tree for the next step of this text, which is `seq`.
 
-        seq: the sequence of this text.
         store: texts of earlier requests, which give the draft where more tokens match there; None: they are not used.
         """
         self.read(seq)
-        tail = np.array(seq.ids[-LONGEST:], np.int32)
+        tail, drafted = np.array(seq.ids[-LONGEST:], np.int32), self._drafted
         matches = self._index.matches(tail)
-        settings = self._shape, max(seq.depth_left, 0), self._hits / self._trials, FLOOR, self._drafted
-        self._drafted.tokens[0] = seq.ids[-1]
-        self._nodes = store.draft(tail, matches.longest, *settings) if store is not None else 0
-        if not self._nodes:
-            self._nodes = draft(*matches, True, *settings)
-        self.gain = float(self._drafted.reach[1 : self._nodes].sum())
-        return opaque_tree(self._drafted.tokens[: self._nodes].tolist(), self._drafted.parents[: self._nodes].tolist())
+        settings = self._shape, max(seq.depth_left, 0), self._hits / self._trials, FLOOR, drafted
+        drafted.tokens[0] = seq.ids[-1]
+        nodes = store.draft(tail, matches.longest, *settings) if store is not None else 0
+        self._nodes = nodes or draft(*matches, True, *settings)
+        self.gain = float(drafted.reach[1 : self._nodes].sum())
+        return opaque_tree(drafted.tokens[: self._nodes].tolist(), drafted.parents[: self._nodes].tolist())
 
     def read(self, seq: Sequence) -> None:
         """Index what was committed to `seq` since the last call, and learn from it how much of the draft was right."""

@@ -32,10 +32,7 @@ class OwnDrafter(LMDrafter):
 
 
 def own(source: Source, policy: TreePolicy, law: LawFamily) -> OwnDrafter:
-    """Return the drafter that draws from the target's quantised weights.
-
-    source: these weights. policy: the tree policy. law: how children are drawn.
-    """
+    """Return the drafter of the target's quantised weights; source, policy, law: as in `recipe.Kind`."""
     return OwnDrafter(source.model, policy, law, source.vocab_size)
 
 

@@ -97,8 +97,6 @@ class RandomisedSession(LMDraftSession):
         On other devices than the CPU, and if a forward uses several threads, q is computed before the target's forward:
         torch's number of threads holds for the whole process, and the pool of the compiled loops serves one caller at a
         time.
-
-        nodes: per sequence its nodes without draws.
         """
         past = [copy(seq) for seq in sequences]  # the target's walk appends to the sequences' own ids
         for seq in past:

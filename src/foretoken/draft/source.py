@@ -34,7 +34,7 @@ class Source:
     def fingerprint(self, kind: str) -> str:
         """Return an identifier of the weights that draft, and of how they draft where there are several ways.
 
-        kind: the kind of the drafter, which between two vocabularies may be another one than the usual one.
+        kind: that of the drafter, which between two vocabularies may be another one than the usual one.
         """
         if self.lm is None:
             return "" if kind == "none" else kind

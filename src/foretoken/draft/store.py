@@ -25,21 +25,14 @@ class Store:
         with self._lock:
             self._index = Index(self._capacity)
 
-    def tokens(self) -> np.ndarray:
-        """Return the tokens and borders that are remembered, oldest first [n] int32."""
-        with self._lock:
-            return self._index.tokens()
-
     def __len__(self) -> int:
         """The number of tokens and borders that are remembered."""
         return min(len(self._index), len(self._index.ring.tokens))
 
     def add(self, ids: Seq[int]) -> list[int]:
-        """Append the text with these token ids, without its beginning if the store has it already.
+        """Append the text with these token ids, and return what was appended: not a beginning that is here already.
 
         Each request of a conversation repeats all that was said before.
-
-        Returns what was appended.
         """
         with self._lock:
             new = [*ids[self._known(ids) :], BORDER]
@@ -65,14 +58,12 @@ class Store:
     ) -> int:
         """Fill a tree with what followed the end of a text in other texts, if more tokens match there than in itself.
 
-        Args:
-            tail: the last LONGEST tokens of the text, or all if they are fewer [n] int32.
-            longer: the number of tokens that match in the text itself, to be exceeded.
-            shape, depth, rates, floor: as in `kernel.suffixes.draft`.
-            out: the tree that is filled; its root is there already.
+        tail: the last LONGEST tokens of the text, or all if they are fewer [n] int32.
+        longer: the number of tokens that match in the text itself, to be exceeded.
+        shape, depth, rates, floor: as in `kernel.suffixes.draft`.
+        out: the tree that is filled; its root is there already.
 
-        Returns:
-            The number of nodes, the root included; 0 where no match here is long enough.
+        Returns the number of nodes, the root included; 0 where no match here is long enough.
         """
         with self._lock:
             matches = self._index.matches(tail)

@@ -27,11 +27,7 @@ class KeptStore(Store):
     """A store that begins with the texts of a file; new ones are written there now and then, and at the end."""
 
     def __init__(self, path: str, vocab_size: int, capacity: int = CAPACITY) -> None:
-        """Read the file, if there is one.
-
-        path: the file.
-        vocab_size: that of the target, whose token ids the file has.
-        capacity: as in Store.
+        """Read the file at `path`, if there is one; vocab_size, capacity: as in `read` and in Store.
 
         Raises ForetokenError for a file that cannot be written, is none of ours, or is of another vocabulary.
         """
@@ -75,9 +71,8 @@ class KeptStore(Store):
 
 
 def read(path: str, vocab_size: int) -> np.ndarray:
-    """Return the token ids and borders in a file, oldest first [n] int32.
+    """Return the token ids and borders in the file at `path`, oldest first [n] int32.
 
-    path: the file.
     vocab_size: that of the target, whose token ids the file must have.
 
     Raises ForetokenError for a file that cannot be read, is none of ours, or is of another vocabulary.

@@ -50,8 +50,7 @@ class ChildAcceptance:
 def check_children(rule: Verifier, children: int) -> None:
     """Refuse a rule whose acceptance cannot be measured, since it is not lossless for so many children of a node.
 
-    rule: the verifier, whose children are drawn by the first of its laws.
-    children: their number at each node.
+    rule, children: the verifier, by the first of whose laws children are drawn, and their number at each node.
 
     Raises ForetokenError.
     """
@@ -73,19 +72,14 @@ def continued(
 ) -> ScoredText:
     """Return the logits of both models for each token of the target's own continuations of some prompts.
 
-    engine: the models.
-    prompts: the ids of each prompt.
-    num_tokens: the number of new tokens of each continuation, each one position.
-    temperature: at which the target writes.
-    seed: of its draws.
+    engine, prompts, num_tokens, temperature, seed: as in `written`; each new token is one position.
 
     Raises ForetokenError where the drafter is no language model with the target's ids.
     """
     lms = engine.target.lm, drafter_lm(engine, "has no distribution to draw from")
-    texts = [
-        ids + text for ids, text in zip(prompts, written(engine, prompts, num_tokens, temperature, seed), strict=True)
-    ]
-    places = [(i, len(ids) + t - 1) for i, ids in enumerate(prompts) for t in range(len(texts[i]) - len(ids))]
+    new = written(engine, prompts, num_tokens, temperature, seed)
+    texts = [ids + text for ids, text in zip(prompts, new, strict=True)]
+    places = [(i, len(ids) + t - 1) for i, ids in enumerate(prompts) for t in range(len(new[i]))]
     v = engine.target.vocab_size
     return ScoredText(*(logits_at(lm, texts, places, v) for lm in lms))
 
@@ -93,13 +87,12 @@ def continued(
 def child_acceptance(
     rule: Verifier, family: LawFamily, children: int, text: ScoredText, temperature: float, seed: int
 ) -> ChildAcceptance:
-    """Return the acceptance of each child, a mean over the positions of a text.
+    """Return the acceptance of each child by a `rule`, a mean over the positions of a text.
 
-    rule: the verifier.
-    family: the kind of law by which children are drawn; for the opaque one they are the drafter's likeliest tokens.
-    children: their number k at each node.
-    text: the logits of both models.
-    temperature: of both models; the opaque law has the drafter's at 1, which does not change the order of tokens.
+    family, children: the kind of law by which children are drawn, and their number k at each node; for the opaque law
+        they are the drafter's likeliest tokens.
+    text, temperature: the logits of both models, and their temperature; for the opaque law the drafter's is 1, which
+        does not change the order of tokens.
     seed: of the draws.
     """
     opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
@@ -117,12 +110,9 @@ def siblings(draws: tuple[int, ...], q: Float[Tensor, " v"], law: Law) -> Siblin
 
 
 def draw(law: Law, q: Float[Tensor, " v"], times: int, rng: torch.Generator) -> list[tuple[int, ...]]:
-    """Return the draws of one node, drawn several times.
+    """Return the draws of one node by a `law`, drawn so many `times` with random numbers of `rng`.
 
-    law: how its children are drawn.
     q: the drafter's weights of the next token [v].
-    times: how often they are drawn.
-    rng: the source of randomness.
     """
     u = torch.rand(times, law.num_uniforms, generator=rng, dtype=torch.float64)
     return [tuple(x for x in row if x != NONE) for row in law.draw(q.expand(times, -1), u).tolist()]
@@ -133,11 +123,9 @@ def sampled(
 ) -> Float[Tensor, "n m k"]:
     """Return P(the emitted token is the j-th draw | the draws) [n, m, k]; 0 for a draw that repeats an earlier one.
 
-    rule: the verifier.
-    law: how the k children of a node are drawn.
+    rule, law: the verifier, and how the k children of a node are drawn.
     p, q: distributions of the target and of the drafter at n nodes [n, v].
-    num_draws: the number m of times that the children of each node are drawn.
-    seed: of the draws.
+    num_draws, seed: the number m of times that the children of each node are drawn, and the seed of the draws.
     """
     rng = torch.Generator().manual_seed(seed)
     mass = torch.zeros(len(p), num_draws, law.k, dtype=torch.float64)
@@ -155,9 +143,8 @@ def first_places(draws: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
-    """Read what an earlier run wrote; returns None if the file does not exist.
+    """Read what an earlier run wrote into the file at `path`; returns None if that does not exist.
 
-    path: the file.
     settings: those of this run, by name, `children` among them.
 
     Raises ForetokenError where the file holds something else, or was measured with other settings.
@@ -180,9 +167,8 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
     """Write a JSON file that the tree `sequoia:N@FILE` reads; it is moved into place when it is complete.
 
-    found: the result.
+    found, settings: the result, and the settings of this run, by name.
     path: the file, replaced if it exists.
-    settings: those of this run, by name.
     """
 
     def how(temporary: Path) -> None:

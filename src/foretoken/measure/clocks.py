@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
@@ -26,25 +25,21 @@ from foretoken.vocab.tli import IntersectionLM
 
 THREAD, WALL = "thread", "wall"
 DRAFTING = ("propose", "observe")  # the methods of a drafter's session that are timed
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def clock_named(device: torch.device) -> str:
-    """Return the name of the clock to measure by: THREAD where one CPU thread does all the work, else WALL.
+    """Return the name of the clock to measure by, where models run on this `device`.
 
-    THREAD is the CPU time of the thread, which other programs disturb less.
-
-    device: where the models run.
+    It is THREAD, the thread's CPU time, which other programs disturb less, where one CPU thread does all the work;
+    else WALL.
     """
     return THREAD if device.type == "cpu" and torch.get_num_threads() == 1 else WALL
 
 
 def seconds(clock: str, device: torch.device) -> Callable[[], float]:
-    """Return the function that reads a clock, in seconds. On a GPU it first waits until all work there is done.
+    """Return the function that reads a `clock`, THREAD or WALL, in seconds.
 
-    clock: THREAD or WALL.
-    device: where the models run.
+    device: where the models run; if that is a GPU, the function first waits until all work there is done.
     """
     if clock == THREAD:
         return time.thread_time
@@ -58,8 +53,8 @@ def seconds(clock: str, device: torch.device) -> Callable[[], float]:
     return synchronised
 
 
-class Clock:
-    """A stopwatch: it runs between `start` and `stop`, or in a `with` block. Of nested pairs only the outermost counts.
+class Clock(ContextDecorator):
+    """A stopwatch: it runs in `with` blocks, of which the outermost counts, and during calls of `clock(function)`.
 
     seconds: seconds of wall clock in all.
     count: how often it was started.
@@ -71,66 +66,36 @@ class Clock:
         device: waited for at start and stop if it is a GPU, whose calls return before they are done.
         halts: another clock that stands still while this one runs, so that no second is counted twice.
         """
-        self._halts, self._halted = halts, 0
+        self._halts = halts
         self._wait = partial(torch.cuda.synchronize, device) if device is not None and device.type == "cuda" else None
         self.seconds, self.count = 0.0, 0
-        self._depth, self._since, self._lapped = 0, 0.0, 0.0
+        self._depth, self._since = 0, 0.0
 
     def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `call` returns for these arguments, with the clock running meanwhile."""
-        with self:
-            return call(*args, **kwargs)
-
-    def lap(self) -> float:
-        """Return the seconds counted since the last call, at first all of them."""
-        seconds, self._lapped = self.seconds - self._lapped, self.seconds
-        return seconds
-
-    def start(self) -> None:
-        """Run on, until `stop` was called as often as `start`."""
         if self._depth == 0:
             if self._wait:
                 self._wait()
-            if self._halts is not None:
-                self._halted = self._halts.leave()
             self._since = time.perf_counter()
             self.count += 1
         self._depth += 1
 
-    def stop(self) -> None:
-        """End what the last `start` began."""
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
             if self._wait:
                 self._wait()
-            self.seconds += time.perf_counter() - self._since
-            if self._halts is not None and self._halted:
-                self._halts.go_on(self._halted)
-
-    def leave(self) -> int:
-        """Stand still until `go_on`; returns the number of open `start`s, 0 if the clock stood still before."""
-        depth, self._depth = self._depth, 0
-        if depth:
-            self.seconds += time.perf_counter() - self._since
-        return depth
-
-    def go_on(self, depth: int) -> None:
-        """Run on after `leave`, which returned `depth`."""
-        self._depth, self._since = depth, time.perf_counter()
+            took = time.perf_counter() - self._since
+            self.seconds += took
+            if self._halts is not None:
+                self._halts._since += took  # without an effect on a clock that stands still
 
 
 @contextmanager
 def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
     """While this context is open, let `clock` run during calls of `model`."""
     hooks = [
-        model.register_forward_pre_hook(lambda *_: clock.start()),
-        model.register_forward_hook(lambda *_: clock.stop(), always_call=True),
+        model.register_forward_pre_hook(lambda *_: clock.__enter__()),
+        model.register_forward_hook(lambda *_: clock.__exit__(), always_call=True),
     ]
     try:
         yield
@@ -142,21 +107,18 @@ def forwards_timed(model: nn.Module, clock: Clock) -> Iterator[None]:
 def record(thing: object, names: Iterable[str], clock: Clock) -> None:
     """Replace methods of one object, so that a clock runs during each call, those by the object itself included.
 
-    thing: the object.
+    thing, clock: the object and the clock.
     names: of the methods; those that it lacks are passed over.
-    clock: runs during the calls.
     """
     for name in names:
         if hasattr(thing, name):
-            vars(thing)[name] = partial(clock.time, getattr(thing, name))
+            vars(thing)[name] = clock(getattr(thing, name))
 
 
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
-    """Return a copy of a model, with shared weights, whose rows run clocks.
+    """Return a copy of the model `lm`, with shared weights, whose rows run clocks.
 
-    lm: the model.
-    scoring: runs while its rows work: masks, cache and forward.
-    forwards: runs during the model's own part of that.
+    scoring, forwards: run while its rows work (masks, cache and forward), and during the model's own part of that.
     """
     return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
 

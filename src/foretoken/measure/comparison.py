@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby, product
 from statistics import median
 from typing import Any
 
@@ -28,15 +29,10 @@ class Measurement:
     """One run of one method. Methods are compared where temperature, prompt, round and batch are equal.
 
     system: OURS or THEIRS.
-    method: the method's name.
     verifier: the name of the rule; None where nothing is drafted, and for transformers.
     batch: the number of prompts.
-    temperature: the sampling temperature.
     prompt: the number, from 1, of the first of the run's prompts.
-    round: the number of the round, from 0.
-    order: the method's place among those that ran on this block, from 0.
-    seed: of the draws.
-    run: the result.
+    round, order: numbers, from 0, of the round, and of the method's place among those that ran on this block.
     """
 
     system: str
@@ -96,11 +92,9 @@ def compare(
 ) -> Iterator[Measurement]:
     """Run every method on every prompt, and yield each result at once.
 
-    methods: what is compared.
+    methods, temperatures, rounds: what is compared, at which sampling temperatures, and how often.
     prompts: the ids of each prompt. A batch takes the block's prompt and those after it; the first follows the last.
-    temperatures: the sampling temperatures.
     max_new_tokens: the most tokens of each text.
-    rounds: how often everything is run.
     seed: of the first block; each block has one of its own.
     progress: shows what runs.
     """
@@ -129,18 +123,14 @@ def compare(
 class Row:
     """All runs of one method at one temperature and batch size. A ratio is None where the other side did not run.
 
-    system, method, verifier, batch, temperature: as in Measurement.
-    num_runs: the number of runs.
-    tokens_per_s: new tokens per second.
+    The other fields are medians of those of Measurement and its run, and None where all of these are.
+
     vs_plain, vs_transformers: tokens/s over those of our plain decoding, and of transformers' plain one, at the same
         batch size.
     decoding_vs_plain: as vs_plain, but after the first tokens, that is without the prefill.
     vs_batch_1: tokens/s over those of the same method at batch size 1.
-    block_efficiency: tokens per step, over all runs together.
-    acceptance_rate: the share of draft tokens that were emitted, over all runs together; None if nothing was drafted.
-    ttft_s: the median time to the first token, in seconds.
-    outside_forwards, outside_scoring: medians of those of Measurement.
-    memory_bytes_per_token: the median growth of memory per new token, in bytes; None where it is not known.
+    block_efficiency, acceptance_rate: tokens per step, and the share of draft tokens that were emitted (None if nothing
+        was drafted), over all runs together.
     ms_per_token: milliseconds by part of the work, see `_parts`.
     """
 
@@ -164,10 +154,7 @@ class Row:
     ms_per_token: dict[str, float] | None
 
     def cells(self, batched: bool) -> list[str]:
-        """Return the cells of the row in the table of `report`.
-
-        batched: whether the table has a column for the ratio to batch size 1.
-        """
+        """Return the row's cells in the table of `report`; batched: whether one is of the ratio to batch size 1."""
         outside = f"{self.outside_forwards:.0%}"
         rule = "" if self.verifier is None else f", {self.verifier}"
         return [
@@ -194,25 +181,22 @@ Runs = Mapping[tuple[str, int], Measurement]
 
 
 def summarise(measurements: Sequence[Measurement]) -> list[Row]:
-    """Return one row per temperature, batch size and method, each in the order in which it first came.
+    """Return a row of the `measurements` per temperature, batch size and method, each in the order it first came in.
 
     Each ratio is of two runs on the same prompt in the same round, which were close in time.
-
-    measurements: the runs.
     """
     groups: dict[tuple[float, int, str, str], dict[tuple[str, int], Measurement]] = {}
     for m in measurements:
         groups.setdefault((m.temperature, m.batch, m.system, m.method), {})[m.prompt, m.round] = m
-    temperatures, batches = ({getattr(m, name): None for m in measurements} for name in ("temperature", "batch"))
+    temperatures = dict.fromkeys(m.temperature for m in measurements)
+    batches = dict.fromkeys(m.batch for m in measurements)
     methods = dict.fromkeys((m.system, m.method) for m in measurements)
     rows = []
-    for key in ((t, b, *method) for t in temperatures for b in batches for method in methods):
-        if key not in groups:
+    for temperature, batch, (system, method) in product(temperatures, batches, methods):
+        group = groups.get((temperature, batch, system, method))
+        if group is None:
             continue
-        temperature, batch, system, method = key
-        group = groups[key]
-        found = list(group.values())
-        runs = [m.run for m in found]
+        found, runs = list(group.values()), [m.run for m in group.values()]
         tokens, forwards = sum(run.num_tokens for run in runs), sum(run.num_target_forwards for run in runs)
         drafted, accepted = sum(run.num_drafted for run in runs), sum(run.num_accepted for run in runs)
         plain = groups.get((temperature, batch, OURS, PLAIN), {})
@@ -243,14 +227,11 @@ def _parts(runs: Sequence[Run], drafts: bool) -> dict[str, float] | None:
 
     Returns None where drafting is not measured by itself, as with draft heads, and for transformers.
     """
-    wall, target, drafting, tokens = 0.0, 0.0, 0.0, 0
-    for run in runs:
-        if run.target_s is None or (drafts and run.drafting_s is None):
-            return None
-        wall, target, tokens = wall + run.wall_s, target + run.target_s, tokens + run.num_tokens
-        drafting += run.drafting_s or 0.0
-    seconds = {"target": target, "drafting": drafting, "the rest": wall - target - drafting}
-    return {name: 1000 * each / tokens for name, each in seconds.items()}
+    if any(run.target_s is None or (drafts and run.drafting_s is None) for run in runs):
+        return None
+    target, drafting = sum(run.target_s or 0.0 for run in runs), sum(run.drafting_s or 0.0 for run in runs)
+    seconds = {"target": target, "drafting": drafting, "the rest": sum(run.wall_s for run in runs) - target - drafting}
+    return {name: 1000 * each / sum(run.num_tokens for run in runs) for name, each in seconds.items()}
 
 
 def _ratios(group: Runs, others: Runs, speed: Callable[[Measurement], float | None]) -> Spread | None:
@@ -269,8 +250,7 @@ def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Re
     """Return the report of a comparison, with a table per temperature and batch size.
 
     header: machine, models and settings, as plain values by name; its "label" is shown above each table.
-    rows: as `summarise` returns them.
-    interrupted: whether Ctrl-C ended the comparison early.
+    rows, interrupted: as `summarise` returns them, and whether Ctrl-C ended the comparison early.
     """
     found = Report("foretoken bench", header, [], interrupted, {"rows": [asdict(row) for row in rows]})
     for (temperature, batch), shown in _panels(rows).items():
@@ -286,17 +266,13 @@ def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Re
 
 
 def bars(rows: Sequence[Row]) -> list[Panel]:
-    """Return panels for `plot`, per temperature and batch size: medians of tokens/s, and our time per token by part.
-
-    rows: as `summarise` returns them.
-    """
+    """Return panels for `plot` of the `rows`: medians of tokens/s, and our time per token by part."""
     panels = []
     for (temperature, batch), shown in _panels(rows).items():
         content = [
-            Bar(f"{row.system}\n{row.method}", row.tokens_per_s.median, row.tokens_per_s.low, row.tokens_per_s.high,
-                OUR_COLOR if row.system == OURS else THEIR_COLOR)
+            Bar(f"{row.system}\n{row.method}", row.tokens_per_s, OUR_COLOR if row.system == OURS else THEIR_COLOR)
             for row in reversed(shown)
-        ]  # fmt: skip
+        ]
         title = f"temperature {temperature:g}, batch {batch}"
         panels.append(Panel(title, "tokens/s", "", content))
         parts = [Stack(f"{row.system}\n{row.method}", row.ms_per_token) for row in reversed(shown) if row.ms_per_token]
@@ -306,8 +282,5 @@ def bars(rows: Sequence[Row]) -> list[Panel]:
 
 
 def _panels(rows: Sequence[Row]) -> dict[tuple[float, int], list[Row]]:
-    """Return the rows by (temperature, batch size)."""
-    found: dict[tuple[float, int], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.temperature, row.batch), []).append(row)
-    return found
+    """Return the rows by (temperature, batch size), by which `summarise` has put them in order."""
+    return {place: list(of) for place, of in groupby(rows, lambda row: (row.temperature, row.batch))}

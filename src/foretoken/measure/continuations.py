@@ -67,9 +67,7 @@ class Workload:
 
     prompts: the ids of each prompt, at least one prompt.
     max_new_tokens: the number of new tokens of each text, at least 16.
-    temperature: the sampling temperature.
     now: reads the clock, in seconds; see `clocks.seconds`.
-    seed: of the draws.
     processors: one logits processor per prompt; empty for none.
 
     Raises ForetokenError for fewer prompts or tokens.
@@ -92,12 +90,9 @@ class Workload:
         return blocks(rounds, len(self.prompts), [self.temperature])
 
     def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> Continued:
-        """Continue a prompt; the run does not stop at an end-of-text token.
+        """Let an `engine` continue the prompt with index `i`; the run does not stop at an end-of-text token.
 
-        engine: what generates.
-        i: the index of the prompt.
-        seed: of the draws.
-        new: the number of new tokens; None for `max_new_tokens`.
+        seed, new: the seed of the draws, and the number of new tokens; None for `max_new_tokens`.
         """
         engine = replace(engine, eos_ids=frozenset(), tokenizer=None)
         begin, tokens = None, []
@@ -124,11 +119,9 @@ def continued(
     journal: Journal | None = None,
     cold: bool = True,
 ) -> dict[str, Runs]:
-    """Run every engine on every block of a workload, in turn, and return the runs of each, by name.
+    """Run every engine on the blocks `every` of a workload, in turn, and return the runs of each, by name.
 
-    engines: {name: engine}.
-    workload: what is run.
-    every: the blocks.
+    engines, workload: {name: engine}, and what is run.
     progress: shows what runs.
     journal: keeps what was measured, block by block, so that it is not run again; None for no such file.
     cold: whether each engine is to run a few tokens first, unmeasured.

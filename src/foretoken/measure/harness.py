@@ -18,11 +18,9 @@ Progress = Callable[[str], None]  # shows a line about what is done now
 
 @dataclass(frozen=True)
 class Block:
-    """One prompt in one round at one temperature.
+    """One prompt in one round at one sampling temperature.
 
-    number: of the block among all of a measurement, from 0.
-    round, prompt: numbers of the round and of the prompt, from 0.
-    temperature: the sampling temperature.
+    number, round, prompt: of the block among all of a measurement, of the round and of the prompt, from 0.
     label: the block in words, for progress.
     """
 
@@ -37,10 +35,9 @@ class Block:
 
 
 def blocks(rounds: int, prompts: int, temperatures: Sequence[float]) -> list[Block]:
-    """Return the blocks of a measurement in order: in each round all prompts, and each at all temperatures.
+    """Return the blocks of a measurement in order: in each round all prompts, and each at all `temperatures`.
 
     rounds, prompts: the numbers of rounds and of prompts.
-    temperatures: the sampling temperatures.
     """
     places = [(r, i, t) for r in range(rounds) for i in range(prompts) for t in temperatures]
     return [
@@ -53,11 +50,7 @@ def blocks(rounds: int, prompts: int, temperatures: Sequence[float]) -> list[Blo
 class Turn(Generic[B, R]):
     """The result of one method on one block.
 
-    name: of the method.
-    block: what it ran on.
-    order: its place among the methods on this block, from 0.
-    last: whether it was the last of them.
-    result: what `run` returned.
+    order, last: its place among the methods on this block, from 0, and whether it was the last of them.
     """
 
     name: str
@@ -105,9 +98,8 @@ def rotated(items: Sequence[T], first: int) -> list[T]:
 
 
 def until_interrupted(found: Iterable[T], done: list[T]) -> bool:
-    """Append all results to a list; returns whether Ctrl-C ended that early.
+    """Append what `found` yields while it is measured to a list; returns whether Ctrl-C ended that early.
 
-    found: yields the results while they are measured.
     done: the list; where it is still empty, KeyboardInterrupt is raised.
     """
     try:

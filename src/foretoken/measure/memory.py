@@ -20,10 +20,7 @@ class MemoryGrowth:
         self._calls = 0
 
     def sample(self, last: bool = False) -> None:
-        """Note the memory in use. It is to be called after every step; most calls do nothing, to take no time.
-
-        last: whether this is the last step, at which memory is always read.
-        """
+        """Note the memory in use after a step; to take no time most calls do nothing, but that of the `last` step."""
         self._calls += 1
         if self._calls % EVERY != 1 and not last:
             return

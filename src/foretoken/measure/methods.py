@@ -25,8 +25,7 @@ class Run:
     num_tokens: new tokens.
     num_target_forwards: forwards of the target; a batched one counts once for each sequence.
     num_drafted, num_accepted: draft tokens, and those of them that were emitted.
-    wall_s: from the call to the return.
-    ttft_s: from the call to the first token of any sequence.
+    wall_s, ttft_s: from the call to the return, and to the first token of any sequence.
     forward_s: inside calls of the target and the drafter.
     scoring_s: inside our rows' score, extend and keep, which are those calls, masks and cache; None for transformers.
     memory_bytes_per_token: growth of memory after the first step, per new token; None where it is not known.
@@ -34,8 +33,7 @@ class Run:
     texts: the new ids of each sequence.
     cpu_s: CPU time of this thread.
     target_s: inside the target's rows; None for transformers.
-    drafting_s: of drafting; None where it is not measured.
-    own_s: of drafting, outside of the drafter's model; None where it is not measured.
+    drafting_s, own_s: of drafting, and of that outside of the drafter's model; None where it is not measured.
     num_nodes, num_empty: nodes that were to have children, and those of them where the drafter drew no token.
     """
 
@@ -65,12 +63,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Foretoken:
-    """Our engine as a way of generating, named by its tree.
-
-    engine: the engine.
-    batch: the number of prompts of one run.
-    top_p: as in `Engine.generate`.
-    """
+    """Our engine as a way of generating, named by its tree; batch: the number of prompts of one run."""
 
     system: ClassVar[str] = OURS
     engine: Engine
@@ -88,12 +81,9 @@ class Foretoken:
         return self.engine.rule
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        """Generate once for all prompts together, and measure it.
+        """Generate once for all `prompts`, which are token ids, together, and measure it.
 
-        prompts: the ids of each prompt.
-        max_new_tokens: the most tokens of each text.
-        temperature: the sampling temperature, 0 for greedy text.
-        seed: of the draws.
+        max_new_tokens, temperature, seed: as in `Engine.generate`.
         """
         device = self.engine.target.lm.device
         clocks, memory = Clocks(device), MemoryGrowth(device)
@@ -111,24 +101,24 @@ class Foretoken:
             if chunk.finished:
                 finished.append(chunk.stats)
         wall_s, cpu_s = time.perf_counter() - begin, time.thread_time() - begin_cpu
-        num_tokens = sum(stats.num_tokens for stats in finished)
+        counts = ("num_tokens", "num_target_forwards", "num_drafted", "num_accepted")
+        totals = {name: sum(getattr(stats, name) for stats in finished) for name in counts}
+        drafts = clocks.proposing.count > 0
         return Run(
-            num_tokens,
-            sum(stats.num_target_forwards for stats in finished),
-            sum(stats.num_drafted for stats in finished),
-            sum(stats.num_accepted for stats in finished),
-            wall_s,
-            ttft_s,
-            clocks.forwards.seconds,
-            clocks.target.seconds + clocks.drafter.seconds,
-            memory.bytes_per_token(num_tokens),
-            sum(first.values()),
-            texts,
-            cpu_s,
-            clocks.target.seconds,
-            *((clocks.proposing.seconds, clocks.own_s) if clocks.proposing.count else (None, None)),
-            clocks.drafts.nodes,
-            clocks.drafts.empty,
+            **totals,
+            wall_s=wall_s,
+            ttft_s=ttft_s,
+            forward_s=clocks.forwards.seconds,
+            scoring_s=clocks.target.seconds + clocks.drafter.seconds,
+            memory_bytes_per_token=memory.bytes_per_token(totals["num_tokens"]),
+            num_first=sum(first.values()),
+            texts=texts,
+            cpu_s=cpu_s,
+            target_s=clocks.target.seconds,
+            drafting_s=clocks.proposing.seconds if drafts else None,
+            own_s=clocks.own_s if drafts else None,
+            num_nodes=clocks.drafts.nodes,
+            num_empty=clocks.drafts.empty,
         )
 
 
@@ -137,12 +127,10 @@ class Transformers:
     """transformers' `generate` as a way of generating.
 
     name: of this way, for example "plain" or "assisted 5".
-    model: the target.
+    model, assistant: the target, and the drafter; None where no model drafts.
     batch: the number of prompts of one run.
     arguments: further keyword arguments of generate.
-    assistant: the drafter; None where no model drafts.
     assistant_settings: fields that are set in the drafter's generation config, where generate looks for them.
-    top_p: as in generate.
     """
 
     system: ClassVar[str] = THEIRS
@@ -212,8 +200,7 @@ class Watch(BaseStreamer):
     """A streamer of transformers that takes the time of the first tokens, and samples memory at every step.
 
     begun: when it was made, as the run began, in seconds of `time.perf_counter`.
-    first_s: seconds from then to the first new tokens.
-    num_first: the number of those.
+    first_s, num_first: seconds from then to the first new tokens, and the number of these.
     """
 
     def __init__(self, memory: MemoryGrowth) -> None:

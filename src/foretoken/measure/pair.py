@@ -26,9 +26,7 @@ NO_DEPTH = 5  # draft tokens of transformers' constant schedule where no chain i
 class Pair:
     """The models of one benchmark, as our engine and as transformers loads them.
 
-    engine: ours.
-    target: transformers' copy of the target.
-    drafter: transformers' copy of the drafter; None unless it is a language model with the target's vocabulary.
+    target, drafter: transformers' copies; drafter None unless it is a language model with the target's vocabulary.
     label: a remark on the figures, so that nobody takes a synthetic cost for a real one.
     num_params: the number of the target's parameters.
     """
@@ -52,9 +50,7 @@ def load_pair(
 ) -> Pair:
     """Load the models of a benchmark, twice: for our engine, without end-of-text tokens, and as transformers does.
 
-    target: the target's folder or name.
-    drafter: the drafter's folder or name, a word such as "ngram", or None.
-    verifier, vocab, device, dtype, compile: as in `foretoken.load`.
+    target, drafter, verifier, vocab, device, dtype, compile: as in `foretoken.load`, but with models named by text.
 
     Raises ForetokenError where a model cannot be loaded, or for two drafters in a row such as "suffix+self".
     """
@@ -110,11 +106,8 @@ def methods(
     Theirs are plain, and at batch size 1 also assisted by the same drafter: once with the depth of the first chain as a
     constant number of draft tokens, and once with transformers' defaults.
 
-    pair: the models.
-    trees: names of tree policies.
-    verifier: the name of a rule; None for the default of each tree.
-    batches: the batch sizes.
-    draft_probability: that of the coins; None for none.
+    pair, batches: the models, and the batch sizes.
+    trees, verifier, draft_probability: of our engine's recipes, as in Recipe.
     top_p: as in `Engine.generate`, for all methods.
     """
     recipes = [Recipe(tree, verifier, draft_probability=draft_probability) for tree in trees]

@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, write
+
+if TYPE_CHECKING:
+    from foretoken.measure.report import Spread
 
 OUR_COLOR, THEIR_COLOR = "#2a6f97", "#a8a8a8"
 PART_COLORS = (OUR_COLOR, "#e09f3e", THEIR_COLOR)  # of the parts of a stack; it has at most as many parts
@@ -40,28 +43,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar.
-
-    label: beside it.
-    value: its length.
-    low, high: the ends of its whisker.
-    color: as matplotlib names it.
-    """
+    """A bar with a `label` beside it. Its length is the median, and its whisker goes from the lowest to the highest."""
 
     label: str
-    value: float
-    low: float
-    high: float
+    of: "Spread"
     color: str
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A bar of parts, one after the other.
-
-    label: beside it.
-    parts: {name: length}, in an order that all stacks of a panel share.
-    """
+    """A bar with a `label` beside it, of parts one after the other: {name: length}, in one order in all of a panel."""
 
     label: str
     parts: Mapping[str, float]
@@ -69,9 +60,8 @@ class Stack:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes, with a title above them.
 
-    title: above them.
     x, y: the labels of the axes.
     content: what is drawn, all of one kind.
     log: the axes that are logarithmic: "x" (to base 2), "y", "xy" or "".
@@ -85,10 +75,8 @@ class Panel:
 
 
 def plot(panels: Sequence[Panel], title: str, path: str) -> None:
-    """Draw the panels side by side into a file, with one legend for the lines and parts of all.
+    """Draw the `panels` side by side into a file, with one title and one legend for the lines and parts of all.
 
-    panels: from left to right.
-    title: above all of them.
     path: the file; its ending names the format.
     """
     from matplotlib.figure import Figure
@@ -98,12 +86,14 @@ def plot(panels: Sequence[Panel], title: str, path: str) -> None:
     handles: dict[str, Any] = {}
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         lines = [each for each in panel.content if isinstance(each, Line)]
+        bars = [each for each in panel.content if isinstance(each, Bar)]
+        stacks = [each for each in panel.content if isinstance(each, Stack)]
         for line in lines:
             handles.setdefault(line.label, _line(axes, line))
-        if panel.content and isinstance(panel.content[0], Bar):
-            _bars(axes, [each for each in panel.content if isinstance(each, Bar)])
-        if panel.content and isinstance(panel.content[0], Stack):
-            handles |= _stacks(axes, [each for each in panel.content if isinstance(each, Stack)])
+        if bars:
+            _bars(axes, bars)
+        if stacks:
+            handles |= _stacks(axes, stacks)
         if lines and all(isinstance(x, int) for line in lines for x in line.x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
@@ -135,8 +125,8 @@ def _line(axes: Any, line: Line) -> Any:
 
 
 def _bars(axes: Any, bars: Sequence[Bar]) -> None:
-    whiskers = [[bar.value - bar.low for bar in bars], [bar.high - bar.value for bar in bars]]
-    values, colors = [bar.value for bar in bars], [bar.color for bar in bars]
+    whiskers = [[bar.of.median - bar.of.low for bar in bars], [bar.of.high - bar.of.median for bar in bars]]
+    values, colors = [bar.of.median for bar in bars], [bar.color for bar in bars]
     drawn = axes.barh([bar.label for bar in bars], values, xerr=whiskers, color=colors, capsize=3)
     axes.bar_label(drawn, fmt="{:.3g}", padding=3)
     axes.margins(x=0.12)  # room for the labels
@@ -156,8 +146,6 @@ def check_plot(path: str | None) -> None:
     """Refuse a figure that cannot be drawn: matplotlib is missing or lacks its format, or the file cannot be written.
 
     path: the file; None where no figure is asked for.
-
-    Raises ForetokenError.
     """
     if path is None:
         return

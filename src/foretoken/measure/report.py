@@ -33,13 +33,10 @@ class Spread:
 
 @dataclass
 class Table:
-    """One table of a report.
+    """One table of a report, with a title above it, and notes below.
 
-    title: the line above it.
-    columns: the names of the columns.
     digits: the decimals of a float in any cell; one that would round to 0 is shown by its power of ten.
     rows: one value per column each, added as they are measured.
-    notes: lines below the table.
     """
 
     title: str
@@ -80,9 +77,7 @@ class Table:
 class Report:
     """The results of a command. They are added while it measures, so that an interrupt leaves what was done.
 
-    title: the first line.
     header: settings and machine, as plain values by name.
-    tables: the tables so far.
     interrupted: whether Ctrl-C ended the measurement early.
     figures: entries of the JSON in place of the title and the tables, where it has more than they show; None: none.
     """
@@ -120,10 +115,9 @@ class Report:
 
     @property
     def _interrupted(self) -> str:
-        done = any(table.rows for table in self.tables)
-        return (
-            "Interrupted: the figures are of what was done." if done else "Interrupted before there were any figures."
-        )
+        if any(table.rows for table in self.tables):
+            return "Interrupted: the figures are of what was done."
+        return "Interrupted before there were any figures."
 
     def print_finished(self) -> None:
         """Print the tables that are complete: all but the last one, to which rows are still added."""

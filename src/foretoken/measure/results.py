@@ -14,21 +14,14 @@ T = TypeVar("T")
 
 
 def as_line(value: Any, settings: Mapping[str, Any]) -> str:
-    """Return one line of JSON with the fields of a dataclass, and settings beside them.
-
-    value: the dataclass.
-    settings: further entries, as JSON values by name.
-    """
+    """Return one line of JSON with the fields of the dataclass `value`, and `settings`, JSON values by name."""
     return json.dumps({**asdict(value), **settings}) + "\n"
 
 
 def parsed(kind: type[T], line: str) -> tuple[T, Mapping[str, Any]]:
-    """Read a dataclass from one line of JSON and return (it, all entries of the line). Its lists become tuples.
+    """Read a dataclass of a `kind` from a `line` of JSON, whose lists become tuples; return (it, the line's entries).
 
-    kind: the dataclass; the line must have all its fields.
-    line: the text.
-
-    Raises ValueError, KeyError or TypeError where the line holds no such dataclass.
+    Raises ValueError, KeyError or TypeError where the line holds no such dataclass, with all its fields.
     """
     record = json.loads(line)
     values = {name: record[name] for name in signature(kind).parameters}
@@ -36,13 +29,10 @@ def parsed(kind: type[T], line: str) -> tuple[T, Mapping[str, Any]]:
 
 
 def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Refuse a file whose results were measured with other settings.
+    """Refuse a file whose results were measured with other settings; raises ForetokenError.
 
     path: the file, for the error.
-    record: what the file says.
-    settings: what it must say, by name.
-
-    Raises ForetokenError.
+    record, settings: what the file says, and what it must say, by name.
     """
     for key, value in settings.items():
         if record.get(key) != json.loads(json.dumps(value)):
@@ -52,23 +42,18 @@ def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) ->
 
 
 def write_lines(path: str, records: Iterable[Mapping[str, Any]], header: Mapping[str, Any]) -> None:
-    """Write a JSONL file with one line per record; a file that exists is replaced.
+    """Write a JSONL file at `path` with a line per record; a file that exists is replaced.
 
-    path: the file.
-    records: JSON values by name.
-    header: entries that are added to every line.
+    records, header: JSON values by name, and further ones that are added to every line.
     """
     text = "".join(json.dumps({**record, **header}) + "\n" for record in records)
     files.write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def whole_lines(text: str, first: str) -> tuple[str, str]:
-    """Return a JSONL text up to its last line end, and the rest: a line that was being written as a run was stopped.
+    """Return a JSONL `text` up to its last line end, and the rest: a line that was being written as a run was stopped.
 
-    text: what the file holds.
-    first: the name of the first entry of every line.
-
-    Raises ValueError where the rest is not the beginning of such a line.
+    Raises ValueError where the rest is not the beginning of a line, of which `first` is the name of the first entry.
     """
     whole = text[: text.rfind("\n") + 1]
     rest, start = text[len(whole) :], f'{{"{first}": '
@@ -90,21 +75,16 @@ class Journal:
         self._key = json.loads(json.dumps(key))
         self._values: dict[str, Any] = {}
         try:
-            self._read()
+            if not self.path.exists():
+                return
+            whole, cut_off = whole_lines(self.path.read_text(encoding="utf-8"), "name")
+            records = [json.loads(line) for line in whole.splitlines()]
+            self.replaces = any(record["key"] != self._key for record in records)
+            self._values = {} if self.replaces else {record["name"]: record["value"] for record in records}
+            if cut_off and not self.replaces:
+                files.write(self.path, lambda path: path.write_text(whole, encoding="utf-8"))
         except (OSError, ForetokenError, ValueError, KeyError, TypeError, RecursionError):
             self._values, self.replaces = {}, True
-
-    def _read(self) -> None:
-        """Read all lines of the file. Raises an exception where one of them is not of this measurement."""
-        if not self.path.exists():
-            return
-        whole, cut_off = whole_lines(self.path.read_text(encoding="utf-8"), "name")
-        for record in map(json.loads, whole.splitlines()):
-            if record["key"] != self._key:
-                raise ValueError("of another measurement")
-            self._values[record["name"]] = record["value"]
-        if cut_off:
-            files.write(self.path, lambda path: path.write_text(whole, encoding="utf-8"))
 
     def __len__(self) -> int:
         """Return the number of values."""

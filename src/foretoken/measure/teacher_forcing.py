@@ -27,8 +27,7 @@ class ScoredText:
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
         """Return p and q after each position, float64 [n, v] each.
 
-        temperature: the target's, 0 for one-hot p.
-        draft_temperature: the drafter's; None for the target's.
+        temperature, draft_temperature: the target's, 0 for one-hot p, and the drafter's; None for the target's.
         """
         q_temperature = temperature if draft_temperature is None else draft_temperature
         p = Sampling(temperature=temperature)(self.target.double())
@@ -36,12 +35,9 @@ class ScoredText:
 
 
 def drafter_lm(engine: Engine, lack: str) -> CausalLM:
-    """Return the drafter's language model, which has the target's ids.
+    """Return the language model of the engine's drafter, which has the target's ids.
 
-    engine: the models.
-    lack: what to say of a drafter that has none, as "has no distribution to draw from".
-
-    Raises ForetokenError for such a drafter.
+    Raises ForetokenError for a drafter without one; lack: what to say of it, as "has no distribution to draw from".
     """
     drafter = engine.drafter
     if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
@@ -55,10 +51,8 @@ def written(
     """Return the ids that the target alone writes after each prompt; end-of-text tokens do not end a text.
 
     engine: the models; its drafter is not used.
-    prompts: the ids of each prompt.
-    num_tokens: the number of new tokens of each text.
-    temperature: the sampling temperature.
-    seed: of the draws.
+    prompts, num_tokens: the ids of each prompt, and the number of new tokens of each text.
+    temperature, seed: as in `Engine.generate`.
     """
     endless = replace(plain(engine), tokenizer=None, eos_ids=frozenset())
     results = endless.generate(list(prompts), max_new_tokens=num_tokens, temperature=temperature, seed=seed)
@@ -67,11 +61,10 @@ def written(
 
 @torch.inference_mode()
 def logits_at(lm: CausalLM, windows: Sequence[list[int]], places: Sequence[tuple[int, int]], v: int) -> Tensor:
-    """Return logits after given tokens of given texts, float32 or float64 [n, v], on the CPU.
+    """Return the logits of the model `lm` after given tokens of given texts, float32 or float64 [n, v], on the CPU.
 
     They are grouped by text; within a text they have the order of `places`.
 
-    lm: the model.
     windows: the ids of each text; ids beyond the model's vocabulary are replaced by its last one.
     places: (w, t) for token t of text w, n of them.
     v: the number of columns; those that the model lacks are -inf, those beyond v are dropped.

@@ -8,7 +8,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.engine import Engine
 from foretoken.measure.machine import num_cores
 from foretoken.names import usual_rule
-from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe, check_drafts
+from foretoken.recipe import KINDS, LOOKUPS, SAME, Recipe
 from foretoken.vocab.source import TranslatedSource
 
 # Names of tree policies: chains; chains that end where the drafter is unsure; trees of a fixed shape that branch.
@@ -22,14 +22,12 @@ COINS = (0.25, 0.5, 0.75)  # draft probabilities of randomised drafting
 def candidates(engine: Engine, vocabs: Sequence[str], temperature: float) -> list[Recipe]:
     """Return the recipes to try for the engine's drafter, each with the usual rule of its tree.
 
-    engine: the models.
     vocabs: the methods to try for a drafter with another vocabulary, empty otherwise. Those that need tokens in common
         are left out where there are none.
     temperature: at which recipes are measured; some make sense above 0 only.
 
-    Raises ForetokenError where there is no drafter, or where none of these methods fits it.
+    Raises ForetokenError where none of these methods fits the drafter.
     """
-    check_drafts(engine.kind)
     source, found = engine.source, []
     for vocab in vocabs or (None,):
         if isinstance(source, TranslatedSource) and vocab in ("tli", "union") and not source.has_common_tokens:

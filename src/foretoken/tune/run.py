@@ -28,9 +28,7 @@ from foretoken.recipe import PLAINLY, Recipe
 class Measured:
     """The runs of one recipe, and those of plain decoding on the same prompts in the same rounds.
 
-    recipe: what was run.
-    runs: its runs, one per prompt, round after round.
-    plain: those of plain decoding, in the same order.
+    runs, plain: one per prompt, round after round.
     prompts: the number of prompts of a round.
     """
 
@@ -65,8 +63,7 @@ class Measured:
 def profile_of(engine: Engine, measured: Sequence[Measured], report: Report) -> Profile:
     """Add the table of all recipes to a report, and return the profile of the fastest one, which may be plain decoding.
 
-    engine: the models, whose drafter is tuned.
-    measured: as `halved` returns it.
+    engine, measured: the models, whose drafter is tuned, and what `halved` returned.
     report: the report, whose header becomes the profile's settings.
     """
     _table(report, measured)
@@ -103,14 +100,10 @@ def halved(
 ) -> list[Measured]:
     """Measure recipes by successive halving, and return all of them, those with more runs first, then by speed.
 
-    Args:
-        engine: the models, whose drafter is tuned.
-        workload: the prompts to continue, and how.
-        tried: the recipes, without plain decoding.
-        best: how many of them are kept to the end at least.
-        rounds: how often every prompt is run.
-        journal: keeps what was measured, prompt by prompt.
-        progress: shows what runs.
+    engine, workload: the models, whose drafter is tuned, and the prompts to continue.
+    tried, best: the recipes, without plain decoding, and how many of them are kept to the end at least.
+    rounds: how often every prompt is run.
+    journal, progress: keeps what was measured, prompt by prompt, and shows what runs.
     """
     runs: dict[Recipe, list[Continued]] = {recipe: [] for recipe in (PLAINLY, *tried)}
     left, cold = list(tried), True
