@@ -25,21 +25,14 @@ class UnkeptWarning(UserWarning):
 
 
 def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
-    """Return a folder with what `make` makes of a model.
+    """Return a folder with what `make` makes of a model; None, with a warning, where it cannot be kept.
 
     It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
 
-    Args:
-        source: the model's file or folder.
-        files: all files that the result depends on, the source itself or files in it.
-        section: the part of the cache directory in which such folders stand.
-        make: called with the path of a folder that is not there yet, which it makes and fills.
-
-    Returns:
-        The folder, or None, with a warning, where it cannot be kept.
-
-    Raises:
-        ForetokenError: as `make` does.
+    source: the model's file or folder.
+    files: all files that the result depends on, the source itself or files in it.
+    section: the part of the cache directory in which such folders stand.
+    make: called with the path of a folder that is not there yet, which it makes and fills.
     """
     contents = {str(path.relative_to(source)): _content(path) for path in files}
     source = source.resolve()

@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.recorder import FORWARD, SCORING
+from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
@@ -148,7 +150,13 @@ def record(thing: object, names: Iterable[str], clock: Clock) -> None:
     """
     for name in names:
         if hasattr(thing, name):
-            vars(thing)[name] = partial(clock.time, getattr(thing, name))
+            vars(thing)[name] = partial(_time, clock, WeakMethod(getattr(thing, name)))  # it must not hold itself
+
+
+def _time(clock: Clock, method: WeakMethod[Callable[..., T]], *args: Any, **kwargs: Any) -> T:
+    call = method()
+    assert call is not None  # since it is called
+    return clock.time(call, *args, **kwargs)
 
 
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
@@ -158,7 +166,15 @@ def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
     scoring: runs while its rows work: masks, cache and forward.
     forwards: runs during the model's own part of that.
     """
-    return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
+
+    def put_on(rows: Rows) -> None:
+        record(rows, ("extend", "score", "keep", "score_tree", "draft_chain"), scoring)
+        record(rows, ("_forward",), forwards)
+        record(rows.cache, ("score_tree", "draft_chain"), forwards)
+
+    clocked = copy(lm)
+    clocked.opened = put_on
+    return clocked
 
 
 @dataclass

@@ -26,7 +26,6 @@ class FeatureStore(Slots):
     ) -> None:
         """Allocate the store.
 
-        layers: the wanted layers, as in `CausalLM.open`.
         batch, slots: rows, and slots per row.
         width: f, the number of layers times the width of a state.
         dtype, device: those of the store.

@@ -44,18 +44,13 @@ def kept_model(
     The skeleton is made and kept at the first call. It is kept apart from weights and tokenizers, since it also depends
     on transformers and on the code that runs it.
 
-    Args:
-        source: the model's file or folder.
-        files: all files that it consists of.
-        name: where it comes from, for its configuration.
-        make: makes it by transformers' code, without values or with those of `weights`; else it is not kept.
-        weights: reads them.
+    source, files: the model's file or folder, and all files that it consists of.
+    name: where it comes from, for its configuration.
+    make: makes it by transformers' code, without values or with those of `weights`; else it is not kept.
+    weights: reads them.
 
-    Returns:
-        The skeleton, laid out, where it can be kept; else the model that was made, laid out if it had no values.
-
-    Raises:
-        ForetokenError: for a model that fails the probe.
+    Returns the skeleton, laid out, where it can be kept; else the model that was made, laid out if it had no values.
+    Raises ForetokenError for a model that fails the probe.
     """
     made: list[HFModel | Skeleton] = []
 
@@ -188,9 +183,7 @@ def filled(model: M, weights: Weights) -> M:
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
     """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
 
-    config: the configuration, which names the class.
-    generation: the generation configuration.
-    dtype: that of the model.
+    config, generation, dtype: its configuration, which names its class, that of its generation, and its dtype.
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 

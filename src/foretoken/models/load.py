@@ -74,20 +74,17 @@ def load_model(
 ) -> CausalLM:
     """Return the causal LM in a folder or a GGUF file, ready for inference.
 
-    Args:
-        source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
-        device: where it runs.
-        dtype: what it computes in; None stands for the checkpoint's own dtype, with three exceptions. A checkpoint
-            in float16 runs in float32 on a CPU, which holds all of its values, since processors have no units for
-            float16; and so does one of which `quantise` leaves some layers as they are.
-            The weights of a GGUF file stay packed on a CPU, but with `compile` off; else they become bfloat16. With a
-            named dtype they are dequantised.
-        trust_remote_code: whether to run Python code that comes with the checkpoint.
-        compile: "auto", "on" or "off", see `foretoken.load`.
-        quantise: the kind of blocks to which linear layers are quantised; None: to none. A GGUF file stays as it is.
+    source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
+    device: where it runs.
+    dtype: what it computes in; None stands for the checkpoint's own dtype, with three exceptions. A checkpoint in
+        float16 runs in float32 on a CPU, which holds all of its values, since processors have no units for float16;
+        and so does one of which `quantise` leaves some layers as they are. The weights of a GGUF file stay packed on a
+        CPU, but with `compile` off; else they become bfloat16. With a named dtype they are dequantised.
+    trust_remote_code: whether to run Python code that comes with the checkpoint.
+    compile: "auto", "on" or "off", see `foretoken.load`.
+    quantise: the kind of blocks to which linear layers are quantised; None: to none. A GGUF file stays as it is.
 
-    Raises:
-        ForetokenError: it names what is wrong with the folder, its configuration or its weights.
+    Raises ForetokenError, which names what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
     check_weights(source)

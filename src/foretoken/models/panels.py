@@ -99,12 +99,9 @@ class PackedLinear(PanelLinear):
         out_features: int,
         bias: Float[Tensor, " o"] | None = None,
     ) -> None:
-        """Use panels that are packed already.
+        """Use panels that quantised.pack returned for a matrix, in memory or in a mapped file.
 
-        kind: a name among quantised.KINDS.
-        panels: what quantised.pack returned for the matrix, in memory or in a mapped file [bytes].
-        in_features, out_features: the sizes of the matrix.
-        bias: the bias [out] or None.
+        in_features, out_features, bias: as in nn.Linear.
 
         Raises ForetokenError where this processor computes wrong products with such weights, and ValueError where the
         number of bytes does not fit.
@@ -130,7 +127,6 @@ class PackedEmbedding(nn.Module):
     """
 
     def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float = 1.0) -> None:
-        """Keep rows of the file; kind, raw, scale: see the class."""
         super().__init__()
         known = KINDS[kind]
         self.kind, self.form, self.raw, self.scale = kind, known.form, raw, scale
@@ -207,11 +203,10 @@ def pack(model: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles 
     This is only for a model that nobody else holds and that is used for inference alone: panels cannot be trained,
     saved or moved. The original weights are freed, apart from one that is tied to the embedding.
 
-    Args:
-        model: the model; one on another device is left as it is.
-        dtype: what the model is to compute in, by default its own dtype; weights outside panels are converted to it.
-        files: the mapped files of which the weights are views, unchanged since they were loaded; pages that were read
-            are given back to the system.
+    model: the model; one on another device is left as it is.
+    dtype: what the model is to compute in, by default its own dtype; weights outside panels are converted to it.
+    files: the mapped files of which the weights are views, unchanged since they were loaded; pages that were read are
+        given back to the system.
     """
     own: Any = model  # transformers' or a skeleton
     dtype = dtype or own.dtype

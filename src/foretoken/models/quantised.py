@@ -30,14 +30,12 @@ NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its nam
 def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path | HFModel:
     """Return the cache folder with a model whose linear layers are quantised; it is made at the first call.
 
-    Args:
-        source: the model's folder or GGUF file, or a hub id.
-        kind: the kind of blocks, see `pack_quantised`.
-        load: reads the checkpoint; it is called only where nothing was kept.
+    source: the model's folder or GGUF file, or a hub id.
+    kind: the kind of blocks, see `pack_quantised`.
+    load: reads the checkpoint; it is called only where nothing was kept.
 
-    Returns:
-        The folder, with configurations and with weights under the names of transformers' modules; or, where it cannot
-        be kept, the model.
+    Returns the folder, with configurations and with weights under the names of transformers' modules; or, where it
+    cannot be kept, the model.
     """
     made: list[HFModel] = []
 

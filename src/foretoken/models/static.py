@@ -54,11 +54,9 @@ class TracedCache(NodeCache):
     """The transformers `Cache` of one forward: node i of row b goes to slot slots[b, i], and all slots are read."""
 
     def __init__(self, planes, of_layer, slots):
-        """Take the memory of a batch.
+        """Take `planes`, keys and values of every layer in turn, each [b, h, slots, d].
 
-        planes: keys and values of every layer in turn, each [b, h, slots, d].
-        of_layer: as in `NodeCache`.
-        slots: where the nodes go [b, n].
+        of_layer: as in `NodeCache`. slots: where the nodes go [b, n].
         """
         super().__init__(of_layer, planes[0].shape[2], slots.shape[1])
         self.planes, self.slots = planes, slots
@@ -388,10 +386,7 @@ class StaticRows(Slots):
         size: int,
         width: int,
     ) -> Inputs:
-        """Return the inputs of `step`, without planes, padded to the rows in `whole`, `size` nodes and `width` slots.
-
-        Padded nodes are written to the last slot.
-        """
+        """Return the inputs of `step` but the planes, padded to the rows in `whole`, `size` nodes and `width` slots."""
         b, n = whole.stop - whole.start, len(ids[0])
         place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
         nodes = np.zeros((3, b, size), np.int64)
