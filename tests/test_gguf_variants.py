@@ -261,5 +261,5 @@ def test_two_names_of_one_file_are_kept_once(tmp_path: Path, home: Path) -> None
         made.append(folder)
         folder.mkdir()
 
-    folders = {kept(path, [path], "gguf", make) for path in [tmp_path / "blob", tmp_path / "model.gguf"] * 2}
+    folders = {kept(path, "gguf", make) for path in [tmp_path / "blob", tmp_path / "model.gguf"] * 2}
     assert len(folders) == len(made) == 1

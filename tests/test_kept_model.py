@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedM
 import foretoken
 import gguf_zoo
 import tiny
+from foretoken.catalogue.kept import model_files
 from foretoken.models import load as loading
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.identity import fingerprint
@@ -167,9 +168,9 @@ def test_files_that_transformers_does_not_read_are_in_nobodys_way(
     """Root may read any file, so that the system's answer is given here."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).stat().st_mode & 0o400 != 0)
     source = saved(tmp_path / "model")
-    before = loading.model_files(tmp_path / "model")
+    before = model_files(tmp_path / "model")
     stray(tmp_path / "model")
-    found = {path.name for path in loading.model_files(tmp_path / "model")} - {path.name for path in before}
+    found = {path.name for path in model_files(tmp_path / "model")} - {path.name for path in before}
     assert found <= {"head.safetensors", "consolidated.safetensors"}
     for _ in range(2):
         assert isinstance(load_model(source, CPU).weights, Skeleton)

@@ -226,7 +226,7 @@ def test_bad_files_are_refused(tmp_path: Path):
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is done: weights of GGUF files laid out, and the process started that compiles the kernel's loops."""
-    done, write = list[str](), packed.write_packed
+    done, write = list[str](), packed.write_contents
 
     def laid_out(*given: Any) -> None:
         done.append("laid out")
@@ -236,7 +236,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if "started" not in done:
             done.append("started")
 
-    monkeypatch.setattr(packed, "write_packed", laid_out)
+    monkeypatch.setattr(packed, "write_contents", laid_out)
     for module in packed, load:
         monkeypatch.setattr(module, "compile_ahead", started)
     return done

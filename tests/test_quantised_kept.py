@@ -133,12 +133,12 @@ def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: i
     source.write_bytes(content)
     about = source.stat()
     for _ in range(2):
-        kept(source, [source], "section", make)
+        kept(source, "section", make)
     assert len(made) == 1
     content[first:last] = b"\1" * len(content[first:last])
     source.write_bytes(content)
     os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
-    folder = kept(source, [source], "section", make)
+    folder = kept(source, "section", make)
     assert (folder / "copy").read_bytes() == content
     assert len(made) == 2
 
@@ -153,7 +153,7 @@ def test_who_waits_for_another_start_is_told(tmp_path: Path, caplog: pytest.LogC
         folder.mkdir()
 
     def start() -> Path | None:
-        return kept(tmp_path / "model.bin", [tmp_path / "model.bin"], "section", make)
+        return kept(tmp_path / "model.bin", "section", make)
 
     with caplog.at_level("INFO", "foretoken"), ThreadPoolExecutor(2) as threads:
         first = threads.submit(start)

@@ -190,9 +190,9 @@ def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path, made = save_wide(tmp_path / "model.gguf"), list[str]()
-    for module, name in ((kept_model, "write_skeleton"), (packed, "write_packed")):
+    for module, name in ((kept_model, "write_skeleton"), (packed, "write_contents")):
         monkeypatch.setattr(module, name, partial(noted, made, name, getattr(module, name)))
-    for version, done in (("1", ["write_packed", "write_skeleton"]), ("1", []), ("2", ["write_skeleton"]), ("1", [])):
+    for version, done in (("1", ["write_contents", "write_skeleton"]), ("1", []), ("2", ["write_skeleton"]), ("1", [])):
         monkeypatch.setattr(kept_model, "version", lambda name, version=version: version)
         load_model(path, CPU)
         assert made == done

@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
 from foretoken.catalogue.lock import locked
 
+READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
 FORMAT = 7  # the version of what is kept: raised whenever what is written, or how it is read, changes
@@ -24,17 +25,24 @@ class UnkeptWarning(UserWarning):
     """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
+def model_files(source: Path) -> list[Path]:
+    """Return the files that a model may consist of; source: its file or folder."""
+    if source.is_file():
+        return [source]
+    files = (path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
+    return sorted(path for path in files if os.access(path, os.R_OK))
+
+
+def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:
     """Return a folder with what `make` makes of a model; None, with a warning, where it cannot be kept.
 
-    It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
+    It is made at the first call, and made anew where a file of the model has changed since or the folder is damaged.
 
     source: the model's file or folder.
-    files: all files that the result depends on, the source itself or files in it.
     section: the part of the cache directory in which such folders stand.
     make: called with the path of a folder that is not there yet, which it makes and fills.
     """
-    contents = {str(path.relative_to(source)): _content(path) for path in files}
+    contents = {str(path.relative_to(source)): _content(path) for path in model_files(source)}
     source = source.resolve()
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"

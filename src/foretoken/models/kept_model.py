@@ -37,14 +37,14 @@ Weights = Mapping[str, tuple[Tensor, str]]  # name -> (values or packed bytes, i
 
 
 def kept_model(
-    source: Path, files: Sequence[Path], name: str, make: Callable[[], HFModel], weights: Callable[[], Weights]
+    source: Path, name: str, make: Callable[[], HFModel], weights: Callable[[], Weights]
 ) -> HFModel | Skeleton:
     """Return a model over weights in mapped files; its skeleton where our kernel runs it.
 
     The skeleton is made and kept at the first call. It is kept apart from weights and tokenizers, since it also depends
     on transformers and on the code that runs it.
 
-    source, files: the model's file or folder, and all files that it consists of.
+    source: the model's file or folder.
     name: where it comes from, for its configuration.
     make: makes it by transformers' code, without values or with those of `weights`; else it is not kept.
     weights: reads them.
@@ -76,7 +76,7 @@ def kept_model(
             CausalLM(laid_out(written, values))  # by which it is probed
             made[:] = [written]
 
-    own = kept(source, files, f"skeletons/{version('transformers')}-{_what_runs()}", write)
+    own = kept(source, f"skeletons/{version('transformers')}-{_what_runs()}", write)
     found = None if own is None or made else read_skeleton(own, without_weights)
     model = found or (made[0] if made else make())
     model.config.name_or_path = name

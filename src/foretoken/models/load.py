@@ -17,7 +17,7 @@ from foretoken.core.limits import check_choice
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import CONFIG, check_weights, model_files
+from foretoken.models.folder import CONFIG, check_weights
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
@@ -112,7 +112,7 @@ def load_model(
         load = partial(_pretrained, source, read_in or "auto", trust_remote_code)
         if in_panels and dtype is None and not trust_remote_code and Path(source).is_dir():
             weights = partial(mapped_weights, sorted(Path(source).glob(WEIGHT_FILES)))
-            model = kept_model(Path(source), model_files(Path(source)), source, load, weights)
+            model = kept_model(Path(source), source, load, weights)
         else:  # the hub is asked for changes of a model with an id
             model = load()
     if dtype is None:
@@ -250,7 +250,7 @@ def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) 
         return folder
     make, weights = partial(bare_quantised, folder), partial(mapped_weights, [folder / WEIGHTS])
     if as_it_is:
-        return kept_model(folder, model_files(folder), source, make, weights)
+        return kept_model(folder, source, make, weights)
     model = filled(make(), weights())
     model.config.name_or_path = source
     return model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
-from foretoken.gguf.folder import Contents, contents, write_packed
+from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.hf_model import HFModel
@@ -46,7 +46,7 @@ def packed_model(source: str) -> HFModel | Skeleton:
         def make() -> HFModel:
             return without_weights(*kept_configs(folder), dtype_of(weights))
 
-        model = kept_model(Path(source), [Path(source)], str(folder), make, lambda: weights)
+        model = kept_model(Path(source), str(folder), make, lambda: weights)
     _warn_of_dequantised(source, weights)
     return model
 
@@ -96,9 +96,9 @@ def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Pa
 
     def make(folder: Path) -> None:
         found = contents(source, accepted)
-        write_packed(found, folder, WEIGHTS)
+        write_contents(found, folder, packed(found.weights), WEIGHTS)
 
-    folder = kept(source, [source], "gguf", make)
+    folder = kept(source, "gguf", make)
     if folder is not None:
         accepted()
     return folder

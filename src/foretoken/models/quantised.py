@@ -16,7 +16,7 @@ from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
-from foretoken.models.folder import model_files, on_disk
+from foretoken.models.folder import on_disk
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import without_weights
 from foretoken.models.mapped import weight_files
@@ -50,7 +50,7 @@ def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path 
         write_stored(list(_stored(model)), folder / WEIGHTS)
 
     found = on_disk(source)
-    folder = None if found is None else kept(found, model_files(found), f"quantised/{kind}", write)
+    folder = None if found is None else kept(found, f"quantised/{kind}", write)
     return folder or (made[0] if made else pack_quantised(load(), kind))
 
 
