@@ -1,16 +1,17 @@
-"""Keep what is made of a model's files in the cache directory, so that the next start need not make it anew."""
+"""Keep what is made of a model's files in the cache directory, by one process at a time, for the next starts."""
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
-from foretoken.catalogue.lock import locked
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 WEIGHTS = "packed.safetensors"
@@ -23,6 +24,26 @@ BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, sp
 
 class UnkeptWarning(UserWarning):
     """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock of the file `path` inside `with`; where another process has it, say so and wait.
+
+    what: what the other process does, such as "fetches a model".
+    """
+    from filelock import FileLock, Timeout  # not for those who ask for names of files alone
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logging.getLogger("foretoken").info(f"another process {what}: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def model_files(source: Path) -> list[Path]:

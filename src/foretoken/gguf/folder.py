@@ -11,11 +11,10 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.making import making
-from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.config import gguf_config, gguf_generation_config
 from foretoken.gguf.reader import Reader, open_gguf
 from foretoken.gguf.stored import Stored, in_bfloat16, write_stored
-from foretoken.gguf.tensors import Weight, gguf_weights
+from foretoken.gguf.tensors import Weight, architecture_of, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
 
 Progress = Callable[[int, int], None]  # called with the number of weights done so far, and that of all

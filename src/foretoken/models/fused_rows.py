@@ -92,11 +92,7 @@ class GuestRows(FusedRows):
     """
 
     def __init__(self, lm: "CausalLM", host: Rows) -> None:
-        """Share the cache of a host.
-
-        lm: the guest model.
-        host: rows of a model that the kernel runs, none of them in use yet.
-        """
+        """Share the cache of `host`, rows of a model that the kernel runs, none of them in use yet; lm: the guest."""
         assert isinstance(lm.backend, LlamaKernel)
         assert isinstance(host.cache, KernelRows)
         assert not len(host)

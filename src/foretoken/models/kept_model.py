@@ -113,7 +113,7 @@ def _what_runs() -> str:
 
 def laid_out(model: M, weights: Weights) -> M:
     """Put weights into a model, all matrices in the form that our kernel reads, and return it."""
-    lay_out(filled(model, weights), computes_in(model), weight_files())
+    lay_out(filled(model, weights), computes_in(model))
     return model
 
 
@@ -134,9 +134,9 @@ def dtype_of(weights: Weights) -> torch.dtype:
 
 
 def mapped_weights(files: Sequence[Path]) -> Weights:
-    """Return the weights in safetensors files as views of the mapped files; one that is in several files of the last.
+    """Return the weights in safetensors `files` as views of the mapped files; one that is in several of the last.
 
-    files: the paths. What is quantised in them is named in their metadata, by name of the weight.
+    What is quantised in them is named in their metadata, by name of the weight.
     """
     weights: dict[str, tuple[Tensor, str]] = {}
     for path in files:
@@ -152,8 +152,7 @@ def filled(model: M, weights: Weights) -> M:
     Packed bytes become packed modules. Other weights are converted to the model's dtype, except those of linear layers,
     which `panels.pack` lays out from any dtype.
 
-    model: from `without_weights`.
-    weights: by their names in transformers. An LM head that is not among them is tied to the embedding.
+    model, weights: from `without_weights` and `mapped_weights`. An LM head that is not among the weights is tied.
     """
     dtype = model.dtype
     blocks = {name: tensor for name, (tensor, _) in weights.items() if tensor.dtype == torch.uint8}

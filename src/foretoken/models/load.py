@@ -22,7 +22,6 @@ from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
-from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
@@ -54,10 +53,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the torch dtype with the name `dtype`, or `dtype` itself where it is one or None.
-
-    Raises ForetokenError for a name that is not known.
-    """
+    """Return the torch dtype with the name `dtype`, or `dtype` itself where it is one or None. Refuses other names."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     check_choice("dtype", dtype, DTYPES)
@@ -120,14 +116,14 @@ def load_model(
     torch.nn.Module.to(model, device)  # in place
     model.eval()
     if compile != OFF:
-        pack(model, dtype, weight_files())
+        pack(model, dtype)
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
     return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
 
 
 def _stays_packed(device: torch.device, dtype: torch.dtype | None, compile: str) -> bool:
-    """Whether `load_model` leaves the weights of a GGUF file packed; the arguments are its own."""
+    """Whether `load_model`, whose arguments these are, leaves the weights of a GGUF file packed."""
     return device.type == "cpu" and dtype is None and compile != OFF
 
 
@@ -136,8 +132,7 @@ def lay_out_ahead(source: object, device: torch.device, dtype: torch.dtype | Non
 
     Reading the file's tokenizer would lay them out too, but start no other process.
 
-    source: as in `load_model`; a model object, or None, is let be, and so is a model that is not in a GGUF file.
-    device, dtype, compile: as in `load_model`.
+    source, device, dtype, compile: as in `load_model`; what is not in a GGUF file, or a model object, is let be.
 
     Raises ForetokenError for a file that cannot be read.
     """
@@ -151,24 +146,17 @@ def _traced(compile: str, device: torch.device) -> bool:
 
 
 def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
-    """Refuse to quantise weights where nothing can compute with them.
+    """Raise ForetokenError where weights quantised to `kind` cannot be computed with: on GPUs, and in plain torch.
 
     kind: the kind of blocks; None: nothing is to be quantised, and nothing is refused.
-    device: where the model is to run.
-    compile: see `foretoken.load`.
-
-    Raises ForetokenError for other devices than CPUs, and for plain torch (compile "off").
+    device, compile: as in `load_model`.
     """
     if kind is not None and (device.type != "cpu" or compile == OFF):
         raise ForetokenError(f"Weights are quantised to {kind} on a CPU alone, and not with compile off.")
 
 
 def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
-    """Whether `load_own` takes a target, and has something to gain: no layer is quantised yet.
-
-    target: the loaded model.
-    source: the folder, file or id that it was loaded from, or the caller's model object.
-    """
+    """Whether `load_own` takes the `target` from `source`, and has something to gain: no layer is quantised yet."""
     if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
         return False
     linears = target.backend.linears
@@ -204,7 +192,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             "choose drafter ngram."
         )
     model.model.embed_tokens = torch.nn.Identity()  # `pack` is not to convert it: the target's takes its place
-    pack(model.eval(), torch.float32, weight_files())  # other layers; the kernel mixes no bfloat16 with quantised ones
+    pack(model.eval(), torch.float32)  # other layers; the kernel mixes no bfloat16 with quantised ones
     model.model.embed_tokens = target.weights.get_input_embeddings()
     return for_drafting(CausalLM(model, name=f"{target.name} in {kind}"))
 
@@ -223,9 +211,7 @@ def for_drafting(lm: CausalLM) -> CausalLM:
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
     """Load a causal LM with plain torch weights that take no gradients; gradients can flow through them to its inputs.
 
-    source, device: as in `load_model`.
-    dtype: what it computes in; None: float32 on a CPU, since plain torch is slow in 16 bits there, else the
-        checkpoint's own.
+    source, device, dtype: as in `load_model`, but None means float32 on a CPU, where plain torch is slow in 16 bits.
     """
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
@@ -235,10 +221,8 @@ def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = N
 
 
 def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) -> HFModel | Skeleton:
-    """Return a model, its linear layers quantised to a kind of blocks.
+    """Return the model that `located` found, its linear layers quantised to a kind of blocks.
 
-    source: the model, from `located`.
-    kind, trust_remote_code: as in `load_model`.
     as_it_is: whether it is used so, in no other dtype and with all of its weights; a skeleton will do then.
     """
     load = partial(_checkpoint, source, trust_remote_code)
@@ -267,8 +251,6 @@ def _own_quantised(target: CausalLM, source: str, kind: str, trust_remote_code: 
     """Return the model of a target once more, its linear layers quantised; by its skeleton where it has one.
 
     A skeleton gets no embedding. It counts as probed, as it was with the target's weights: drafts are only guesses.
-
-    source: the model, from `located`; the other arguments are those of `load_own`.
     """
     if not isinstance(target.weights, Skeleton):
         return _quantised(source, kind, trust_remote_code, as_it_is=False)

@@ -30,10 +30,8 @@ def packed_model(source: str) -> HFModel | Skeleton:
     Quantised weights of a kind that the kernel does not have become bfloat16, and one warning says so. The model
     computes in float32, or in bfloat16 if all matrices of the file are bfloat16.
 
-    source: the path of the file.
-
-    Returns the model's skeleton where it was kept, which it is if our kernel runs the model; else the model. Raises
-    ForetokenError for a file that cannot be read.
+    Returns the skeleton of the model in the file `source` where it was kept, which it is if our kernel runs the model;
+    else the model. Raises ForetokenError for a file that cannot be read.
     """
     folder = kept_file(Path(source), compile_ahead)
     if folder is None:

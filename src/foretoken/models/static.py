@@ -145,8 +145,7 @@ class StaticForward:
     ) -> None:
         """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
-        model: the model or draft head.
-        name: its name, for messages.
+        model, name: the model or draft head, and its name for messages.
         planes: the shapes of what each layer keeps per token.
         compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
         step: the plain forward, called with the arguments of the function `step`, `model` first.
@@ -193,8 +192,7 @@ class StaticForward:
         """Run `step` plainly and return its results.
 
         layers, scored: as in `step`.
-        inputs: the arguments of `step` from `nodes` on, without the planes, of any shape.
-        planes: those of the rows of `inputs`.
+        inputs: as in `Inputs`, of any shape; planes: those of their rows.
         """
         return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
@@ -202,7 +200,7 @@ class StaticForward:
         """Run `step` with the LM head, compiled or recorded; plainly where `compiling` is False.
 
         layers: as in `step`.
-        inputs: the arguments of `step` from `nodes` on, without the planes, of the shape of a bucket.
+        inputs: as in `Inputs`, of the shape of a bucket.
         planes: all rows of the batch; the first ones are those of `inputs`.
         """
         _, b, n = inputs[0].shape
@@ -278,7 +276,7 @@ class StaticRows(Slots):
     """
 
     def __init__(self, forward: StaticForward, batch: int, slots: int) -> None:
-        """Allocate the first LEAST_SLOTS slots; forward: the model's; batch: rows; slots: per row, at most."""
+        """Allocate the first LEAST_SLOTS slots; forward: the model's; batch, slots: rows, and slots per row at most."""
         self.forward = forward
         self.padding = slots
         self._batch = power_of_two(batch)
