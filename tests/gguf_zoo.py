@@ -77,6 +77,12 @@ def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> 
     return model(architecture, tied=tied, **sizes)
 
 
+def save_folder(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, **how: Any) -> str:
+    """A folder of Hugging Face's with the model; how: as for `wide`."""
+    torch.nn.Module.to(wide(architecture, **how), dtype).save_pretrained(folder)
+    return str(folder)
+
+
 def save_wide(
     path: Path,
     architecture: str = "llama",

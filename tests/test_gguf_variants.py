@@ -76,10 +76,7 @@ GEMMA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"layer_types": ["full_attention", *["sliding_attention"] * 6]},
         {"gemma3.attention.sliding_window_pattern": [False, *[True] * 6]},
     ),
-    "all local": (
-        {"layer_types": ["sliding_attention"] * 7},
-        {"gemma3.attention.sliding_window_pattern": [True] * 7},
-    ),
+    "all local": ({"layer_types": ["sliding_attention"] * 7}, {"gemma3.attention.sliding_window_pattern": [True] * 7}),
     "every second": ({"layer_types": layer_types(2)}, {"gemma3.attention.sliding_window_pattern": 2}),
     "all global": ({"layer_types": layer_types(1)}, {"gemma3.attention.sliding_window": 0}),
 }

@@ -84,10 +84,7 @@ def test_a_device_without_memory() -> None:
 
 def test_paths_are_taken_as_text(tmp_path: Path) -> None:
     engine = foretoken.load(
-        MODELS / "target",
-        drafter=MODELS / "drafter",
-        tokenizer=MODELS / "target",
-        drafter_tokenizer=MODELS / "drafter",
+        MODELS / "target", drafter=MODELS / "drafter", tokenizer=MODELS / "target", drafter_tokenizer=MODELS / "drafter"
     )
     assert engine.target.name == str(MODELS / "target")
     assert engine.drafter.name == str(MODELS / "drafter")
