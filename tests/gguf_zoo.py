@@ -100,7 +100,6 @@ def save(
     architecture: str,
     path: Path,
     kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
-    leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
     **more: str | float | list[Any],
@@ -144,7 +143,7 @@ def save(
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
     for name, tensor in made.state_dict().items():
-        if name == leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy()
         part = name.split(".")[-2]
