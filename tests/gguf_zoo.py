@@ -33,26 +33,22 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
+    "gemma3": {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5},
+    "phi3": {"sliding_window": 5, "pad_token_id": 0},
+}
+ARCHITECTURES = tuple(OWN)
 
 
 def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
     """Random weights that bfloat16 holds exactly, so that nothing is rounded on the way. more: of the configuration."""
-    vocab_size = vocab_size or VOCAB_SIZES[architecture]
-    sizes = {**SIZES, "vocab_size": vocab_size, "tie_word_embeddings": tied}
-    if architecture == "llama":
-        rotary = {"rope_type": "default", "rope_theta": 5000.0}
-        config: Any = hf.LlamaConfig(**{**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rotary} | more)
-    elif architecture == "qwen2":
-        config = hf.Qwen2Config(**sizes | more)
-    elif architecture == "qwen3":
-        config = hf.Qwen3Config(**sizes | {"head_dim": 32} | more)
-    elif architecture == "phi3":
-        config = hf.Phi3Config(**sizes | {"sliding_window": 5, "pad_token_id": 0} | more)
-    else:
-        # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
-        sizes |= {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5}
-        config = hf.Gemma3TextConfig(**sizes | more)
+    sizes = {**SIZES, "vocab_size": vocab_size or VOCAB_SIZES[architecture], "tie_word_embeddings": tied}
+    type_ = "gemma3_text" if architecture == "gemma3" else architecture
+    config = hf.AutoConfig.for_model(type_, **sizes | OWN[architecture] | more)
     torch.manual_seed(0)
     made = hf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

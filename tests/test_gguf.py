@@ -128,10 +128,8 @@ def test_byte_level_tokens(tmp_path: Path, words: str):
 
 
 def test_tokens_that_end_a_turn_or_a_message_end_a_text(tmp_path: Path):
-    ends = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9}
-    gguf_zoo.save(gguf_zoo.model("qwen2"), "qwen2", tmp_path / "model.gguf", **ends)
-    write_folder(tmp_path / "model.gguf", tmp_path / "folder")
-    assert GenerationConfig.from_pretrained(tmp_path / "folder").eos_token_id == [2, 7, 9, 0]
+    _, path = converted(tmp_path, "qwen2", **{"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 9})
+    assert GenerationConfig.from_pretrained(path).eos_token_id == [2, 7, 9, 0]
 
 
 def test_sentencepiece_tokens(tmp_path: Path):

@@ -263,9 +263,15 @@ def test_what_is_not_read_is_one_sentence(tmp_path: Path, case: str) -> None:
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_folder_with_a_configuration_beside_the_file(tmp_path: Path) -> None:
-    """Some publishers put a config.json there; the file is the model unless the folder has other weights."""
+def test_a_folder_with_a_file(tmp_path: Path) -> None:
+    """Some publishers put a config.json beside it; the file is the model unless the folder has other weights."""
     path = written_path(tmp_path)
+    assert located(str(tmp_path)) == str(path)
+    other = path.rename(tmp_path / "other.gguf")
+    written_path(tmp_path)
+    with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
+        located(str(tmp_path))
+    other.unlink()
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert located(str(tmp_path)) == str(path)
     (tmp_path / "model.safetensors").write_bytes(b"")

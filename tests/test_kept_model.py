@@ -24,6 +24,7 @@ from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.panels import pack
 from foretoken.models.skeleton import Settings, Skeleton
 from gguf_zoo import save_folder, save_wide
+from models_zoo import change_config
 from raising import raising
 from test_skeleton import IDS, logits
 from thinning import one_in
@@ -82,8 +83,7 @@ def test_a_changed_checkpoint_is_made_anew(tmp_path: Path) -> None:
     load_model(source, CPU)
     save_folder(tmp_path / "model", tied=False)
     assert torch.equal(logits(load_model(source, CPU)), logits(made_by_transformers(source)))
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+    change_config(tmp_path / "model", rms_norm_eps=0.3)
     changed = load_model(source, CPU)
     assert torch.equal(logits(changed), logits(made_by_transformers(source)))
     assert changed.weights.config.rms_norm_eps == 0.3
@@ -112,8 +112,12 @@ def another_head(folder: Path) -> None:
 
 def another_dtype(folder: Path) -> None:
     save_folder(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    change_config(folder, dtype="float32")
+
+
+def another_attention(folder: Path) -> None:
+    save_folder(folder)
+    change_config(folder, attn_implementation="eager")
 
 
 def one_that_the_kernel_does_not_run(folder: Path) -> None:
@@ -128,6 +132,7 @@ def one_that_the_kernel_does_not_run(folder: Path) -> None:
         (rotary_as_once, False),
         (another_head, True),
         (another_dtype, False),
+        (another_attention, False),
         (one_that_the_kernel_does_not_run, False),
     ],
 )
@@ -140,6 +145,7 @@ def test_only_what_the_files_hold_by_name_is_read_from_them(tmp_path: Path, writ
         lm = load_model(source, CPU)
         assert isinstance(lm.weights, Skeleton) == skeleton
         assert lm.execution == whole.execution
+        assert lm.model.config._attn_implementation == whole.model.config._attn_implementation
         assert torch.equal(logits(lm), logits(whole))
 
 
@@ -182,8 +188,7 @@ def test_a_link_is_followed_by_its_own_name(tmp_path: Path) -> None:
         (tmp_path / "model" / name).rename(place / "data")
         (tmp_path / "model" / name).symlink_to(place / "data")
     load_model(source, CPU)
-    config = json.loads((tmp_path / "config" / "data").read_text())
-    (tmp_path / "config" / "data").write_text(json.dumps(config | {"rms_norm_eps": 0.3}))
+    change_config(tmp_path / "config", "data", rms_norm_eps=0.3)
     assert load_model(source, CPU).weights.config.rms_norm_eps == 0.3
 
 
@@ -199,16 +204,6 @@ def test_a_fingerprint_does_not_depend_on_how_a_configuration_is_written(tmp_pat
         lm = load_model(source, CPU)
         assert isinstance(lm.weights, Skeleton)
         assert fingerprint(lm) == fingerprint(whole)
-
-
-def test_a_model_with_another_attention_is_made_by_transformers(tmp_path: Path) -> None:
-    source = save_folder(tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"attn_implementation": "eager"}))
-    for _ in range(2):
-        lm = load_model(source, CPU)
-        assert lm.model.config._attn_implementation == "eager"
-        assert lm.execution == "kernel"
 
 
 @pytest.mark.parametrize("how", [{"dtype": torch.float32}, {"compile": "off"}, {"trust_remote_code": True}])
@@ -286,6 +281,7 @@ def test_quantised_layers_are_read_without_it(
     for lm in (first, second):
         assert isinstance(lm.weights, Skeleton) == (architecture != "gemma3")
         assert lm.dtype == whole.dtype
+        assert (lm.execution, lm.quantised) == ("kernel", True)
         assert fingerprint(lm) == fingerprint(whole)
         assert torch.equal(logits(lm), logits(whole))
         assert lm.weights.config.name_or_path == source
@@ -301,14 +297,8 @@ def test_tokenizers_are_those_of_transformers(tmp_path: Path, named: str | None,
     """Their class is found without importing that of the configuration; `named`: what the tokenizer's files say."""
     save_folder(tmp_path / "model")
     tiny.tokenizer().save_pretrained(tmp_path / "model")
-    for name, entries in (
-        ("tokenizer_config.json", {"tokenizer_class": named}),
-        ("config.json", {"model_type": model_type}),
-    ):
-        about = json.loads((tmp_path / "model" / name).read_text()) | entries
-        (tmp_path / "model" / name).write_text(
-            json.dumps({key: value for key, value in about.items() if value is not None})
-        )
+    change_config(tmp_path / "model", "tokenizer_config.json", tokenizer_class=named)
+    change_config(tmp_path / "model", model_type=model_type)
     source = str(tmp_path / "model")
     found = loading._config_of_any_class(source)
     assert (found is None) == (named is None)

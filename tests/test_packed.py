@@ -4,7 +4,6 @@ import mmap
 import os
 import platform
 import re
-import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -189,14 +188,6 @@ def test_without_room_for_the_cache_it_runs(tmp_path: Path, architecture: str, m
         assert load_tokenizer(path).eos_token is not None
 
 
-def test_folders_with_a_file(tmp_path: Path):
-    save_wide(tmp_path / "model.gguf")
-    assert load_model(str(tmp_path), CPU).name == str(tmp_path / "model.gguf")
-    shutil.copy(tmp_path / "model.gguf", tmp_path / "other.gguf")
-    with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
-        load_model(str(tmp_path), CPU)
-
-
 def test_bad_files_are_refused(tmp_path: Path):
     path = Path(save_wide(tmp_path / "model.gguf"))
     content = path.read_bytes()
@@ -320,14 +311,6 @@ def test_what_is_no_drafter_model_in_a_folder_is_not_quantised(drafters: Path, d
     with pytest.raises(ForetokenError, match=rf"quantise_drafter q4_1 is for .* folder, and \S*{why}: ") as refused:
         foretoken.load(drafters / "target", drafter=named, quantise_drafter="q4_1")
     assert "\n" not in str(refused.value)
-
-
-def test_layers_that_fill_no_blocks_stay_beside_quantised_ones_in_the_kernel(tmp_path: Path) -> None:
-    """Rows of 80 weights, of a checkpoint in bfloat16."""
-    gguf_zoo.model("llama", hidden_size=64, intermediate_size=80).bfloat16().save_pretrained(tmp_path / "model")
-    lm = load_model(str(tmp_path / "model"), CPU, quantise="q8_0")
-    assert lm.quantised
-    assert lm.execution == "kernel"
 
 
 def test_a_file_is_not_quantised_once_more(tmp_path: Path) -> None:
