@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
 from foretoken.gguf.tensors import FREQUENCIES, architecture_of
-from foretoken.gguf.vocabulary import Vocabulary, vocabulary_of
+from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
 LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own

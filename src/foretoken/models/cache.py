@@ -93,6 +93,11 @@ def slots_of(rows: slice, start: int | Sequence[Sequence[int]], n: int) -> np.nd
     return np.array(start)
 
 
+def indices(start: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what row [b, 1] and what slot [b, n] each node has, of the slots `start` [b][n], on `device`."""
+    return torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device)
+
+
 class Slots:
     """Tensors that keep something of each token of each row, one token per slot.
 
@@ -171,8 +176,7 @@ class SlotCache(NodeCache, Slots):
             self._at = None
             self._writes = self._spread([s.narrow(3, start, n).unbind(0) for s in stores])
         else:  # index_put wants the indexed axes side by side: [b, slots, heads, dim]
-            device = self.stores[0].device
-            self._at = (torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device))
+            self._at = indices(start, self.stores[0].device)
             self._writes = self._spread([s.transpose(2, 3).unbind(0) for s in stores])
 
     def _spread(self, views: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:

@@ -179,6 +179,14 @@ def filled(model: M, weights: Weights) -> M:
     return model
 
 
+def bare_model(folder: Path, dtype: torch.dtype | None = None) -> HFModel:
+    """Return the model in a `folder` from `catalogue.kept`, without weights; dtype: by default its checkpoint's."""
+    from transformers import AutoConfig  # takes a second
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    return without_weights(config, GenerationConfig.from_pretrained(folder), dtype or config.dtype)
+
+
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
     """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
 

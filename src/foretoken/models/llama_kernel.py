@@ -180,7 +180,9 @@ def is_plain(model: HFModel) -> bool:
     if model.device.type != "cpu" or model.dtype not in PACKED:
         return False
     config: Any = model.config
-    if activation_of(config) not in CURVES or not set(_rope_types(config)) <= set(STATIC_ROPE):
+    rope = config.rope_parameters  # where kinds of layers differ in it, those of each kind
+    scaled = {part.get("rope_type") for part in ([rope] if "rope_type" in rope else rope.values())}
+    if activation_of(config) not in CURVES or not scaled <= set(STATIC_ROPE):
         return False
     if any(getattr(config, name, None) for name in NOT_HERE):
         return False
@@ -198,9 +200,3 @@ def is_plain(model: HFModel) -> bool:
 def activation_of(config: Any) -> str:
     """Return the name of the activation in the MLPs of the model with this `config`."""
     return getattr(config, "hidden_activation", None) or config.hidden_act
-
-
-def _rope_types(config: Any) -> list[str | None]:
-    """Return how rotary positions are scaled, once per kind of layer where the kinds differ in it."""
-    given = config.rope_parameters
-    return [part.get("rope_type") for part in ([given] if "rope_type" in given else given.values())]

@@ -20,12 +20,12 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import CONFIG, check_weights
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
+from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
-from foretoken.models.quantised import bare_quantised, kept_quantised, pack_quantised
+from foretoken.models.quantised import kept_quantised, pack_quantised
 from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
@@ -232,7 +232,7 @@ def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) 
     if not isinstance(folder, Path):
         folder.config.name_or_path = source
         return folder
-    make, weights = partial(bare_quantised, folder), partial(mapped_weights, [folder / WEIGHTS])
+    make, weights = partial(bare_model, folder), partial(mapped_weights, [folder / WEIGHTS])
     if as_it_is:
         return kept_model(folder, source, make, weights)
     model = filled(make(), weights())

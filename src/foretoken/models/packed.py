@@ -2,20 +2,30 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import Weights, dtype_of, filled, kept_model, laid_out, mapped_weights, without_weights
+from foretoken.models.kept_model import (
+    Weights,
+    bare_model,
+    dtype_of,
+    filled,
+    kept_model,
+    laid_out,
+    mapped_weights,
+    without_weights,
+)  # fmt: skip
 from foretoken.models.panels import PanelLinear
 from foretoken.models.skeleton import Skeleton
 
@@ -40,20 +50,10 @@ def packed_model(source: str) -> HFModel | Skeleton:
         model = laid_out(without_weights(found.config, found.generation_config, dtype_of(weights)), weights)
     else:
         weights = mapped_weights([folder / WEIGHTS])
-
-        def make() -> HFModel:
-            return without_weights(*kept_configs(folder), dtype_of(weights))
-
+        make = partial(bare_model, folder, dtype_of(weights))
         model = kept_model(Path(source), str(folder), make, lambda: weights)
     _warn_of_dequantised(source, weights)
     return model
-
-
-def kept_configs(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
-    """Return the configurations, of model and generation, in a `folder` from `catalogue.kept`."""
-    from transformers import AutoConfig  # takes a second
-
-    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
 
 
 def dequantised_model(source: str, dtype: torch.dtype) -> HFModel:

@@ -18,10 +18,8 @@ from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
 from foretoken.models.folder import on_disk
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import without_weights
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
-from foretoken.models.packed import kept_configs
 from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
@@ -52,13 +50,6 @@ def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path 
     found = on_disk(source)
     folder = None if found is None else kept(found, f"quantised/{kind}", write)
     return folder or (made[0] if made else pack_quantised(load(), kind))
-
-
-def bare_quantised(folder: Path) -> HFModel:
-    """Return the model in a folder from `kept_quantised`, without weights, in the dtype of its checkpoint."""
-    config, generation = kept_configs(folder)
-    assert isinstance(config.dtype, torch.dtype)  # as it was written
-    return without_weights(config, generation, config.dtype)
 
 
 def pack_quantised(model: HFModel, kind: str) -> HFModel:
