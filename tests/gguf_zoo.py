@@ -33,26 +33,22 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
+    "gemma3": {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5},
+    "phi3": {"sliding_window": 5, "pad_token_id": 0},
+}
+ARCHITECTURES = tuple(OWN)
 
 
 def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
     """Random weights that bfloat16 holds exactly, so that nothing is rounded on the way. more: of the configuration."""
-    vocab_size = vocab_size or VOCAB_SIZES[architecture]
-    sizes = {**SIZES, "vocab_size": vocab_size, "tie_word_embeddings": tied}
-    if architecture == "llama":
-        rotary = {"rope_type": "default", "rope_theta": 5000.0}
-        config: Any = hf.LlamaConfig(**{**sizes, "rms_norm_eps": 1e-5, "rope_parameters": rotary} | more)
-    elif architecture == "qwen2":
-        config = hf.Qwen2Config(**sizes | more)
-    elif architecture == "qwen3":
-        config = hf.Qwen3Config(**sizes | {"head_dim": 32} | more)
-    elif architecture == "phi3":
-        config = hf.Phi3Config(**sizes | {"sliding_window": 5, "pad_token_id": 0} | more)
-    else:
-        # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
-        sizes |= {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5}
-        config = hf.Gemma3TextConfig(**sizes | more)
+    sizes = {**SIZES, "vocab_size": vocab_size or VOCAB_SIZES[architecture], "tie_word_embeddings": tied}
+    type_ = "gemma3_text" if architecture == "gemma3" else architecture
+    config = hf.AutoConfig.for_model(type_, **sizes | OWN[architecture] | more)
     torch.manual_seed(0)
     made = hf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -77,6 +73,12 @@ def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> 
     return model(architecture, tied=tied, **sizes)
 
 
+def save_folder(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, **how: Any) -> str:
+    """A folder of Hugging Face's with the model; how: as for `wide`."""
+    torch.nn.Module.to(wide(architecture, **how), dtype).save_pretrained(folder)
+    return str(folder)
+
+
 def save_wide(
     path: Path,
     architecture: str = "llama",
@@ -94,7 +96,6 @@ def save(
     architecture: str,
     path: Path,
     kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
-    leave_out: str = "",
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
     **more: str | float | list[Any],
@@ -138,7 +139,7 @@ def save(
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
     for name, tensor in made.state_dict().items():
-        if name == leave_out or (name == "lm_head.weight" and config.tie_word_embeddings):
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy()
         part = name.split(".")[-2]

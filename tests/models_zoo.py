@@ -7,9 +7,11 @@ logits of size ~1; the nearest wrong mask (one sibling visible) moves logits by 
 bfloat16 has 8 bits, so 2**-8 per rounding and a few roundings per layer: 0.05 for logits of size ~1.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,6 +111,12 @@ def random_medusa(lm: CausalLM, seed: int) -> PublishedHead:
         for parameter in head.parameters():
             parameter.normal_(std=0.3)
     return head
+
+
+def change_config(folder: Path, name: str = "config.json", **entries: Any) -> None:
+    """Change entries of a JSON file in a model's folder; None: one is removed."""
+    found = json.loads((folder / name).read_text()) | entries
+    (folder / name).write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
 
 
 def text(rng: random.Random, n: int) -> list[int]:

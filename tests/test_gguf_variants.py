@@ -76,10 +76,7 @@ GEMMA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"layer_types": ["full_attention", *["sliding_attention"] * 6]},
         {"gemma3.attention.sliding_window_pattern": [False, *[True] * 6]},
     ),
-    "all local": (
-        {"layer_types": ["sliding_attention"] * 7},
-        {"gemma3.attention.sliding_window_pattern": [True] * 7},
-    ),
+    "all local": ({"layer_types": ["sliding_attention"] * 7}, {"gemma3.attention.sliding_window_pattern": [True] * 7}),
     "every second": ({"layer_types": layer_types(2)}, {"gemma3.attention.sliding_window_pattern": 2}),
     "all global": ({"layer_types": layer_types(1)}, {"gemma3.attention.sliding_window": 0}),
 }
@@ -196,16 +193,20 @@ def test_a_default_template_by_name(tmp_path: Path) -> None:
     assert gguf_tokenizer(written(tmp_path, vocabulary=vocabulary)).chat_template == gguf_zoo.TEMPLATE
 
 
-def damaged(path: Path, before: bytes, after: bytes) -> None:
-    """Write a small file in which some bytes are others."""
-    gguf_zoo.save(gguf_zoo.model("llama"), "llama", path)
-    raw = path.read_bytes()
-    assert before in raw
-    path.write_bytes(raw.replace(before, after))
+def damaged(before: bytes, after: bytes) -> Callable[[Path], None]:
+    """A function that writes a small file in which some bytes are others."""
+
+    def write(path: Path) -> None:
+        saved(path)
+        raw = path.read_bytes()
+        assert before in raw
+        path.write_bytes(raw.replace(before, after))
+
+    return write
 
 
-def other_byte_order(path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+def bare(path: Path, architecture: str = "llama", **how: Any) -> None:
+    writer = gguf.GGUFWriter(path, architecture, **how)
     writer.add_block_count(2)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -217,21 +218,39 @@ def saved(path: Path, **how: Any) -> None:
     gguf_zoo.save(gguf_zoo.model("llama"), "llama", path, **how)
 
 
-def missing_types(path: Path) -> None:
-    saved(path, **{"tokenizer.ggml.token_type": [1] * 304})
-
-
 NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no text": (partial(damaged, before=b"<think>", after=b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
-    "heads": (lambda path: saved(path, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
-    "parts": (lambda path: saved(path, **{"split.count": "two"}), "model.gguf as a GGUF file"),
-    "types": (missing_types, "has 305 tokens and the types of 304"),
-    "order": (other_byte_order, "model.gguf is a GGUF file with the byte order of other processors"),
+    "no text": (damaged(b"<think>", b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
+    "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
+    "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model: join them with"),
+    "parts": (partial(saved, **{"split.count": "two"}), "model.gguf as a GGUF file"),
+    "rotary": (partial(saved, **{"llama.rope.scaling.type": "yarn"}), r"scales its rotary positions \(yarn\)"),
+    "types": (partial(saved, **{"tokenizer.ggml.token_type": [1] * 304}), "has 305 tokens and the types of 304"),
+    "words": (partial(saved, vocabulary=partial(gguf_zoo.byte_level, words="other")), r"in a way \(other\)"),
+    "order": (
+        partial(bare, endianess=gguf.GGUFEndian.BIG),
+        "model.gguf is a GGUF file with the byte order of other processors",
+    ),
+    "architecture": (partial(bare, architecture="mamba"), "architecture is mamba"),
+    "merges": (
+        damaged(b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"),
+        r"describe its tokenizer \(it has no merges\)",
+    ),
+    "tokenizer": (damaged(b"tokenizer.ggml.model", b"tokenizer.ggml.nodel"), "has no tokenizer"),
+    "layer": (
+        damaged(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"),
+        r"model\.layers\.1\.mlp\.up_proj\.weight has shape none and should have \(96, 64\)",
+    ),
+    "tensor": (damaged(b"blk.1.attn_k.weight", b"blk.1.attn_x.weight"), r"tensor blk\.1\.attn_x\."),
+    "no layers": (damaged(b"llama.block_count", b"llama.glock_count"), "does not tell num_hidden_layers"),
+    "many layers": (
+        damaged(b"block_count\4\0\0\0\2\0\0\0", b"block_count\4\0\0\0\0\0\0\4"),
+        "configuration 67108864 layers",
+    ),
     "kind": (
         partial(gguf_zoo.save_wide, kind=gguf.GGMLQuantizationType.Q8_K),
         "has a tensor .* of type Q8_K, which is not read",
     ),
-    "longrope": (partial(damaged, before=b"blk.1.ffn_norm.weight", after=b"rope_factors_long.wei"), r"\(longrope\)"),
+    "longrope": (damaged(b"blk.1.ffn_norm.weight", b"rope_factors_long.wei"), r"\(longrope\)"),
 }
 
 
@@ -240,12 +259,19 @@ def test_what_is_not_read_is_one_sentence(tmp_path: Path, case: str) -> None:
     make, message = NOT_READ[case]
     make(tmp_path / "model.gguf")
     with pytest.raises(ForetokenError, match=message):
-        contents(tmp_path / "model.gguf")
+        write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
-def test_a_folder_with_a_configuration_beside_the_file(tmp_path: Path) -> None:
-    """Some publishers put a config.json there; the file is the model unless the folder has other weights."""
+def test_a_folder_with_a_file(tmp_path: Path) -> None:
+    """Some publishers put a config.json beside it; the file is the model unless the folder has other weights."""
     path = written_path(tmp_path)
+    assert located(str(tmp_path)) == str(path)
+    other = path.rename(tmp_path / "other.gguf")
+    written_path(tmp_path)
+    with pytest.raises(ForetokenError, match=r"2 GGUF files: name one of .*model\.gguf, .*other\.gguf"):
+        located(str(tmp_path))
+    other.unlink()
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert located(str(tmp_path)) == str(path)
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -261,5 +287,5 @@ def test_two_names_of_one_file_are_kept_once(tmp_path: Path, home: Path) -> None
         made.append(folder)
         folder.mkdir()
 
-    folders = {kept(path, [path], "gguf", make) for path in [tmp_path / "blob", tmp_path / "model.gguf"] * 2}
+    folders = {kept(path, "gguf", make) for path in [tmp_path / "blob", tmp_path / "model.gguf"] * 2}
     assert len(folders) == len(made) == 1

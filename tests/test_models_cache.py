@@ -10,20 +10,9 @@ import transformers as hf
 import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.growing_tree import GrowingTree
 from foretoken.models.layout import layout
 from leaks import leak
-from models_zoo import (
-    FAMILIES,
-    MIXED,
-    TOLERANCE,
-    VOCAB,
-    assert_close,
-    check_random_steps,
-    plain,
-    text,
-    tiny,
-)
+from models_zoo import FAMILIES, MIXED, TOLERANCE, VOCAB, assert_close, check_random_steps, plain, text, tiny
 
 CASES = [(family, kind) for family in FAMILIES for kind in ("sdpa", "eager") if (family, kind) != ("gemma2", "sdpa")]
 
@@ -101,14 +90,6 @@ def test_wrong_window_is_seen() -> None:
         difference = float((plain(model, a) - plain(full, a)).abs().max())
         assert difference > 50 * TOLERANCE[torch.float32], family
         assert float((plain(full, a) - plain(full, b)).abs().max()) > 50 * TOLERANCE[torch.float32]
-
-
-def test_a_large_tree_grows_its_mask() -> None:
-    tree = GrowingTree(-1.0)
-    for size in (1, 30, 40, 100):
-        tree.grow(list(range(len(tree) - 1, len(tree) + size - 1)))
-    assert len(tree) == 171
-    assert (tree.rows(0) == 0).sum() == 171 * 172 // 2
 
 
 def test_memory_stands_still() -> None:

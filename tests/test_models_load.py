@@ -1,6 +1,5 @@
 """Folders whose weights do not fit their configuration are refused by name, and how models come into memory."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.load import choose_device, load_frozen, load_model
-from models_zoo import plain, tiny
+from models_zoo import change_config, plain, tiny
 
 MODELS = Path(__file__).parent.parent / "models"
 CPU = torch.device("cpu")
@@ -32,11 +31,6 @@ def change_weights(folder: Path, change: Callable[[Weights], Any]) -> None:
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def change_config(folder: Path, **entries: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **entries}))
 
 
 QUERIES = "model.layers.1.self_attn.q_proj.weight"
@@ -84,10 +78,7 @@ def test_a_device_without_memory() -> None:
 
 def test_paths_are_taken_as_text(tmp_path: Path) -> None:
     engine = foretoken.load(
-        MODELS / "target",
-        drafter=MODELS / "drafter",
-        tokenizer=MODELS / "target",
-        drafter_tokenizer=MODELS / "drafter",
+        MODELS / "target", drafter=MODELS / "drafter", tokenizer=MODELS / "target", drafter_tokenizer=MODELS / "drafter"
     )
     assert engine.target.name == str(MODELS / "target")
     assert engine.drafter.name == str(MODELS / "drafter")

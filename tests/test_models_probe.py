@@ -64,22 +64,17 @@ def wrap(model: PreTrainedModel, change: Callable[[dict[str, Any]], None]) -> Pr
     return model
 
 
-@pytest.mark.parametrize("make", [deaf, sees_siblings])
+@pytest.mark.parametrize("make", [deaf, sees_siblings, None])
 @pytest.mark.parametrize("outliers", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_model_with_another_mask_is_found(make: Callable[[Any], Any], outliers: bool, dtype: torch.dtype) -> None:
-    model = outlier_llama(dtype) if outliers else torch.nn.Module.to(tiny("llama"), dtype)
-    wrap(model, lambda inputs: inputs.update(attention_mask=make(inputs.get("attention_mask"))))
-    with pytest.raises(ForetokenError, match="tree mask"):
-        CausalLM(model)
+def test_a_model_with_another_mask_or_that_counts_positions_itself_is_found(
+    make: Callable[[Any], Any] | None, outliers: bool, dtype: torch.dtype
+) -> None:
+    def change(inputs: dict[str, Any]) -> None:
+        inputs |= {"position_ids": None} if make is None else {"attention_mask": make(inputs.get("attention_mask"))}
 
-
-@pytest.mark.parametrize("outliers", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_model_that_counts_positions_itself_is_found(outliers: bool, dtype: torch.dtype) -> None:
-    model = outlier_llama(dtype) if outliers else torch.nn.Module.to(tiny("llama"), dtype)
-    wrap(model, lambda inputs: inputs.update(position_ids=None))
-    with pytest.raises(ForetokenError, match="position ids"):
+    model = wrap(outlier_llama(dtype) if outliers else torch.nn.Module.to(tiny("llama"), dtype), change)
+    with pytest.raises(ForetokenError, match="position ids" if make is None else "tree mask"):
         CausalLM(model)
 
 

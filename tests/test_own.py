@@ -21,8 +21,7 @@ from foretoken.draft.own import OwnDrafter
 from foretoken.kernel import chain
 from foretoken.kernel.screen import AGAIN
 from foretoken.kernel.sizes import COLUMNS
-from foretoken.models.fused_rows import FusedRows
-from foretoken.models.guest_rows import GuestRows
+from foretoken.models.fused_rows import FusedRows, GuestRows
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import PackedLinear
 from foretoken.models.quantised import HEAD_KIND

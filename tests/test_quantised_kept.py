@@ -16,10 +16,10 @@ import tiny
 from command import Command
 from foretoken.catalogue.kept import BLOCK, HEADER, UnkeptWarning, kept
 from foretoken.core.errors import ForetokenError
-from foretoken.models import load as loading
 from foretoken.models import quantised
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import load_model
+from gguf_zoo import save_folder
 from raising import raising
 from serving import wait_until
 
@@ -29,66 +29,18 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def save(folder: Path, architecture: str = "llama", dtype: torch.dtype = torch.bfloat16, tied: bool = True) -> str:
-    torch.nn.Module.to(gguf_zoo.wide(architecture, tied), dtype).save_pretrained(folder)
-    return str(folder)
-
-
-def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_pretrained", raising(AssertionError("the checkpoint is read again")))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "tied", "dtype"),
-    [
-        *(("llama", True, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)),
-        ("qwen2", False, torch.float16),
-        ("gemma3", True, torch.bfloat16),
-    ],
-)
-def test_the_next_start_finds_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, tied: bool, dtype: torch.dtype
-) -> None:
-    """The same as what is made without a file in between: scores bit for bit, and the fingerprint."""
-    source = save(tmp_path / "model", architecture, dtype, tied=tied)
-    fresh = quantised.pack_quantised(loading._pretrained(source, "auto", False), "q4_1").eval()
-    first = load_model(source, CPU, quantise="q4_1")
-    unreadable(monkeypatch)
-    second = load_model(source, CPU, quantise="q4_1")
-    assert first.dtype == second.dtype == (torch.float32 if dtype == torch.float16 else dtype)
-    assert fingerprint(first) == fingerprint(second)
-    loading.pack(fresh, first.dtype)
-    ids = torch.arange(9)[None]
-    with torch.inference_mode():
-        wanted = fresh(ids).logits
-        assert torch.equal(first.model(ids).logits, wanted)
-        assert torch.equal(second.model(ids).logits, wanted)
-
-
 def test_each_kind_is_kept_by_itself_and_made_anew_where_the_checkpoint_changes(tmp_path: Path, home: Path) -> None:
-    source = save(tmp_path / "model")
+    source = save_folder(tmp_path / "model")
     for kind in ("q4_1", "q4_k", "q8_0"):
         load_model(source, CPU, quantise=kind)
     assert sorted(path.name for path in (home / "quantised").iterdir()) == ["q4_1", "q4_k", "q8_0"]
     before = fingerprint(load_model(source, CPU, quantise="q4_1"))
-    save(tmp_path / "model", tied=False)
+    save_folder(tmp_path / "model", tied=False)
     assert fingerprint(load_model(source, CPU, quantise="q4_1")) != before
 
 
-def test_the_target_as_its_own_drafter_is_read_from_what_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = save(tmp_path / "model")
-    target = load_model(source, CPU)
-    first = loading.load_own(target, source, "q4_k")
-    unreadable(monkeypatch)
-    second = loading.load_own(target, source, "q4_k")
-    assert second.weights.get_input_embeddings() is target.weights.get_input_embeddings()
-    assert fingerprint(first) == fingerprint(second)
-
-
 def test_without_room_it_runs_all_the_same(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = save(tmp_path / "model")
+    source = save_folder(tmp_path / "model")
     wanted = fingerprint(load_model(source, CPU, quantise="q4_0"))
     monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "full"))
     monkeypatch.setattr(quantised, "write_stored", raising(OSError(28, "No space left on device")))
@@ -133,12 +85,12 @@ def test_another_file_of_equal_size_and_time_is_noticed(tmp_path: Path, first: i
     source.write_bytes(content)
     about = source.stat()
     for _ in range(2):
-        kept(source, [source], "section", make)
+        kept(source, "section", make)
     assert len(made) == 1
     content[first:last] = b"\1" * len(content[first:last])
     source.write_bytes(content)
     os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
-    folder = kept(source, [source], "section", make)
+    folder = kept(source, "section", make)
     assert (folder / "copy").read_bytes() == content
     assert len(made) == 2
 
@@ -153,7 +105,7 @@ def test_who_waits_for_another_start_is_told(tmp_path: Path, caplog: pytest.LogC
         folder.mkdir()
 
     def start() -> Path | None:
-        return kept(tmp_path / "model.bin", [tmp_path / "model.bin"], "section", make)
+        return kept(tmp_path / "model.bin", "section", make)
 
     with caplog.at_level("INFO", "foretoken"), ThreadPoolExecutor(2) as threads:
         first = threads.submit(start)
@@ -202,7 +154,7 @@ def test_a_model_of_the_hub_is_kept_once_its_weights_are_here(snapshot: Path, ho
     made.config.save_pretrained(snapshot)
     quantised.kept_quantised("some/model", "q4_0", lambda: made)
     assert not (home / "quantised").exists()
-    save(snapshot)
+    save_folder(snapshot)
     load_model("some/model", CPU)  # the hub is asked for changes each time
     assert not (home / "skeletons").exists()
     load_model("some/model", CPU, quantise="q4_0")

@@ -126,11 +126,7 @@ BYTE_COMPLETE = {
 }
 FAMILIES = {**BYTE_COMPLETE, "wordpiece": wordpiece}
 # Drafters' tokenizers beside a target's of `byte_level`.
-DRAFTERS = {
-    "bytes": byte_only,
-    "few": lambda: byte_level(MERGES[:5]),
-    "sentencepiece": sentencepiece_bpe,
-}
+DRAFTERS = {"bytes": byte_only, "few": lambda: byte_level(MERGES[:5]), "sentencepiece": sentencepiece_bpe}
 
 
 @cache

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from foretoken.catalogue.kept import locked
 from foretoken.catalogue.known import KnownModel, Package, named
-from foretoken.catalogue.lock import locked
 from foretoken.catalogue.packages import download, sha256
 from foretoken.core.errors import ForetokenError
 

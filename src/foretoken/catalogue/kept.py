@@ -1,17 +1,19 @@
-"""Keep what is made of a model's files in the cache directory, so that the next start need not make it anew."""
+"""Keep what is made of a model's files in the cache directory, by one process at a time, for the next starts."""
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
-from foretoken.catalogue.lock import locked
 
+READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
 FORMAT = 7  # the version of what is kept: raised whenever what is written, or how it is read, changes
@@ -24,24 +26,44 @@ class UnkeptWarning(UserWarning):
     """A warning that what was made of a model's files cannot be kept, so that every start makes it anew."""
 
 
-def kept(source: Path, files: Sequence[Path], section: str, make: Callable[[Path], None]) -> Path | None:
-    """Return a folder with what `make` makes of a model.
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock of the file `path` inside `with`; where another process has it, say so and wait.
 
-    It is made at the first call, and made anew where one of the files has changed since or the folder is damaged.
-
-    Args:
-        source: the model's file or folder.
-        files: all files that the result depends on, the source itself or files in it.
-        section: the part of the cache directory in which such folders stand.
-        make: called with the path of a folder that is not there yet, which it makes and fills.
-
-    Returns:
-        The folder, or None, with a warning, where it cannot be kept.
-
-    Raises:
-        ForetokenError: as `make` does.
+    what: what the other process does, such as "fetches a model".
     """
-    contents = {str(path.relative_to(source)): _content(path) for path in files}
+    from filelock import FileLock, Timeout  # not for those who ask for names of files alone
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logging.getLogger("foretoken").info(f"another process {what}: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def model_files(source: Path) -> list[Path]:
+    """Return the files that a model may consist of; source: its file or folder."""
+    if source.is_file():
+        return [source]
+    files = (path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
+    return sorted(path for path in files if os.access(path, os.R_OK))
+
+
+def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:
+    """Return a folder with what `make` makes of a model; None, with a warning, where it cannot be kept.
+
+    It is made at the first call, and made anew where a file of the model has changed since or the folder is damaged.
+
+    source: the model's file or folder.
+    section: the part of the cache directory in which such folders stand.
+    make: called with the path of a folder that is not there yet, which it makes and fills.
+    """
+    contents = {str(path.relative_to(source)): _content(path) for path in model_files(source)}
     source = source.resolve()
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"

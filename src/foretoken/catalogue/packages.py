@@ -19,12 +19,10 @@ UNREACHED = ("Retrying (", "ConnectionError", "ConnectTimeout", "ReadTimeout", "
 
 
 def download(package: Package, path: Path, folder: Path, progress: Callable[[int], None]) -> None:
-    """Download the wheel of a package, unless it is there already.
+    """Download the wheel of a `package` to the file `path`, unless it is there already.
 
     pip does it, with its configured index, proxy and certificates; it refuses a wheel with another hash.
 
-    package: what to download.
-    path: the file that the wheel becomes.
     folder: where a folder is made for pip's unfinished files, and removed again.
     progress: called with the bytes of this wheel so far.
 
@@ -76,10 +74,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _unfinished(scratch: Path) -> int:
-    """Return how many bytes of a wheel pip has written.
-
-    While pip copies the wheel to its destination, there are two files of it; the larger one counts.
-    """
+    """Return how many bytes of a wheel pip has written; of two files, as pip copies it, the larger one counts."""
     sizes = [0]
     for folder, _, names in os.walk(scratch):  # which passes over folders that pip removes meanwhile
         for name in names:

@@ -19,7 +19,7 @@ from foretoken.draft.lm import LMDrafter, LMDraftSession
 from foretoken.draft.source import Source
 from foretoken.draft.wrapped import WrappedSession
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.guest_rows import GuestRows
+from foretoken.models.fused_rows import GuestRows
 from foretoken.models.target import LMTargetSession
 
 

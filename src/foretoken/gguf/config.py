@@ -7,10 +7,9 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
-from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.reader import Reader
-from foretoken.gguf.tensors import FREQUENCIES
-from foretoken.gguf.vocabulary import Vocabulary, vocabulary_of
+from foretoken.gguf.tensors import FREQUENCIES, architecture_of
+from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
 LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own
@@ -126,9 +125,7 @@ def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, 
     The lowest frequencies are divided by the whole factor; the rest of the rule is the same in every model of this
     family.
 
-    factors: what each frequency is divided by [width / 2].
-    base: the rotary base.
-    width: number of channels of a head that are rotated.
+    factors: what each frequency is divided by [width / 2]; width: the number of a head's channels that are rotated.
 
     Raises ForetokenError for divisors that do not follow from that rule.
     """

@@ -11,11 +11,10 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.making import making
-from foretoken.gguf.architectures import architecture_of
 from foretoken.gguf.config import gguf_config, gguf_generation_config
 from foretoken.gguf.reader import Reader, open_gguf
-from foretoken.gguf.stored import in_bfloat16, packed, write_stored
-from foretoken.gguf.tensors import Weight, gguf_weights
+from foretoken.gguf.stored import Stored, in_bfloat16, write_stored
+from foretoken.gguf.tensors import Weight, architecture_of, gguf_weights
 from foretoken.gguf.tokenizer import gguf_tokenizer
 
 Progress = Callable[[int, int], None]  # called with the number of weights done so far, and that of all
@@ -81,33 +80,23 @@ def write_folder(source: Path, folder: Path, progress: Progress = lambda done, t
     """
     found = contents(source)
     found.config.dtype = torch.bfloat16
-    folder.mkdir(parents=True)
-    write_texts(found, folder)
-    write_stored([in_bfloat16(weight) for weight in found.weights], folder / "model.safetensors", progress)
+    weights = [in_bfloat16(weight) for weight in found.weights]
+    write_contents(found, folder, weights, "model.safetensors", progress)
 
 
-def write_packed(found: Contents, folder: Path, name: str) -> None:
-    """Write a GGUF file as a folder whose weights stay quantised, in the form that the kernel reads.
+def write_contents(
+    found: Contents, folder: Path, weights: list[Stored], name: str, progress: Progress = lambda done, total: None
+) -> None:
+    """Write what a GGUF file holds as a folder: configurations, tokenizer and weights.
 
     found: what the file holds.
-    folder: as in `write_folder`.
-    name: the name of the file for the weights, which transformers cannot read.
+    folder, progress: as in `write_folder`.
+    weights: the weights in the form in which they are written.
+    name: the name of the file for them.
 
     Raises OSError where writing fails.
     """
     folder.mkdir(parents=True)
-    write_texts(found, folder)
-    write_stored(packed(found.weights), folder / name)
-
-
-def write_texts(found: Contents, folder: Path) -> None:
-    """Write all but the weights: configurations and tokenizer.
-
-    found: what the GGUF file holds.
-    folder: where to write; it exists.
-
-    Raises OSError where writing fails.
-    """
     found.config.save_pretrained(folder)
     found.generation_config.save_pretrained(folder)
     try:
@@ -121,6 +110,7 @@ def write_texts(found: Contents, folder: Path) -> None:
     added = {index: token.__getstate__() for index, token in found.tokenizer.added_tokens_decoder.items()}
     described = json.loads(settings.read_text(encoding="utf-8")) | {"added_tokens_decoder": added}
     settings.write_text(json.dumps(described, indent=2), encoding="utf-8")
+    write_stored(weights, folder / name, progress)
 
 
 def _has_all_layers(reader: Reader) -> bool:

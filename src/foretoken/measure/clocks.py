@@ -4,8 +4,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import ContextDecorator, contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import nn
@@ -17,7 +20,7 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.wrapped import WrappedDrafter
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.recorder import FORWARD, SCORING
+from foretoken.models.rows import Rows
 from foretoken.models.target import LMTarget
 from foretoken.vocab.slem import SLEMDrafter
 from foretoken.vocab.slrs import SLRSDrafter
@@ -112,7 +115,14 @@ def record(thing: object, names: Iterable[str], clock: Clock) -> None:
     """
     for name in names:
         if hasattr(thing, name):
-            vars(thing)[name] = clock(getattr(thing, name))
+            vars(thing)[name] = clock(partial(_call, WeakMethod(getattr(thing, name))))  # it must not hold itself
+
+
+def _call(method: WeakMethod[Callable[..., Any]], *args: Any, **kwargs: Any) -> Any:
+    """Call a method of an object that is alive, since it is called."""
+    found = method()
+    assert found is not None
+    return found(*args, **kwargs)
 
 
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
@@ -120,7 +130,15 @@ def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
 
     scoring, forwards: run while its rows work (masks, cache and forward), and during the model's own part of that.
     """
-    return lm.recorded_by({SCORING: scoring, FORWARD: forwards}.__getitem__)
+
+    def put_on(rows: Rows) -> None:
+        record(rows, ("extend", "score", "keep", "score_tree", "draft_chain"), scoring)
+        record(rows, ("_forward",), forwards)
+        record(rows.cache, ("score_tree", "draft_chain"), forwards)
+
+    clocked = copy(lm)
+    clocked.opened = put_on
+    return clocked
 
 
 @dataclass

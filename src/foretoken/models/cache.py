@@ -93,6 +93,11 @@ def slots_of(rows: slice, start: int | Sequence[Sequence[int]], n: int) -> np.nd
     return np.array(start)
 
 
+def indices(start: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what row [b, 1] and what slot [b, n] each node has, of the slots `start` [b][n], on `device`."""
+    return torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device)
+
+
 class Slots:
     """Tensors that keep something of each token of each row, one token per slot.
 
@@ -127,12 +132,7 @@ class Slots:
 
     @torch.inference_mode()
     def write(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
-        """Put what `read` returned into the same slots of another row.
-
-        row: the index of the row.
-        start, end: as in `read`.
-        parts: what `read` returned.
-        """
+        """Put `parts`, which `read` returned, into the same slots of another row; row, start, end: as there."""
         for view, part in zip(self._views(row, start, end), parts, strict=True):
             view.copy_(part)
 
@@ -158,7 +158,6 @@ class SlotCache(NodeCache, Slots):
         self._reads: Sequence[Tensor] = ()
         self._writes: Sequence[Tensor] = ()
         self._at: tuple[Tensor, Tensor] | None = None
-        self._rows, self._start = slice(0), 0
 
     @torch.inference_mode()
     def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
@@ -171,20 +170,13 @@ class SlotCache(NodeCache, Slots):
         used: the forward reads the slots [0, used), those of its own nodes included.
         """
         self.used, self.new = used, n
-        self._rows, self._start = rows, 0
-        self._reads = self._spread([store[:, rows, :, :used].unbind(0) for store in self.stores])
-        self._writes = ()
+        stores = [store[:, rows] for store in self.stores]
+        self._reads = self._spread([s[:, :, :, :used].unbind(0) for s in stores])
         if isinstance(start, int):
-            self._start, self._at = start, None
-        else:
-            device = self.stores[0].device
-            self._at = (torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device))
-
-    def _open_writes(self) -> None:
-        stores = [store[:, self._rows] for store in self.stores]
-        if self._at is None:
-            self._writes = self._spread([s.narrow(3, self._start, self.new).unbind(0) for s in stores])
+            self._at = None
+            self._writes = self._spread([s.narrow(3, start, n).unbind(0) for s in stores])
         else:  # index_put wants the indexed axes side by side: [b, slots, heads, dim]
+            self._at = indices(start, self.stores[0].device)
             self._writes = self._spread([s.transpose(2, 3).unbind(0) for s in stores])
 
     def _spread(self, views: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:
@@ -200,8 +192,6 @@ class SlotCache(NodeCache, Slots):
         """
         i = self.of_layer[layer_idx]
         assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
-        if not self._writes:
-            self._open_writes()
         if self._at is None:
             self._writes[i].copy_(key_states)
             self._writes[i + 1].copy_(value_states)

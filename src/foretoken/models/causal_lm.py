@@ -3,7 +3,7 @@
 It deals with token ids and slots alone: text, sampling and the choice of a tree are the business of other modules.
 """
 
-from copy import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
 from foretoken.models.panels import PackedLinear
 from foretoken.models.probe import check_probe, first_forward
-from foretoken.models.recorder import Recorder
 from foretoken.models.rows import Rows
 from foretoken.models.skeleton import Skeleton
 from foretoken.models.static import StaticForward
@@ -38,9 +37,10 @@ class CausalLM:
     vocab_size: columns of its logits, which may be padded beyond the tokenizer's vocabulary.
     context: positions that it can hold, None if unknown.
     backend: what runs its forwards, chosen once.
+    opened: called with all rows that are opened, so that clocks can be put on them.
     """
 
-    recorder: Recorder | None = None  # handed to the rows that are opened
+    opened: Callable[[Rows], object] = staticmethod(lambda rows: None)
 
     def __init__(self, model: HFModel | Skeleton, name: str = "", traced: bool = False, compiled: bool = False) -> None:
         """Choose how the forwards run, and check by a probe that they follow the tree mask.
@@ -106,15 +106,6 @@ class CausalLM:
     def hidden_size(self) -> int:
         config: Any = self.weights.config.get_text_config(decoder=True)
         return config.hidden_size
-
-    def recorded_by(self, recorder: Recorder) -> "CausalLM":
-        """Return a copy of this object, of the same model, whose rows enter `recorder` around their work.
-
-        recorder: see models/recorder.py.
-        """
-        lm = copy(self)
-        lm.recorder = recorder
-        return lm
 
     def open(self, batch: int, slots: int, layers: tuple[int, ...] = ()) -> Rows:
         """Open rows for up to `batch` sequences of `slots` slots each.

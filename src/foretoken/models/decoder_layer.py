@@ -31,10 +31,7 @@ class Matrix(NamedTuple):
         return self.linear.address + self.first // COLUMNS * per_panel
 
     def bias(self, width: int | None = None) -> np.ndarray:
-        """Return the bias in float32 [width], zeros where there is none.
-
-        width: at least out_features; the rest is zeros. None: out_features.
-        """
+        """Return the bias in float32, filled up with zeros to `width` [width], by default to out_features."""
         out = np.zeros(width or self.out_features, np.float32)
         out[: self.out_features] = bias_of(self.linear)[self.first : self.first + self.out_features]
         return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.shapes import Float
-from foretoken.models.cache import Slots
+from foretoken.models.cache import Slots, indices
 
 FINAL = -1  # stands for the states after the final norm, which the LM head reads; l >= 0: those that enter layer l
 
@@ -26,7 +26,6 @@ class FeatureStore(Slots):
     ) -> None:
         """Allocate the store.
 
-        layers: the wanted layers, as in `CausalLM.open`.
         batch, slots: rows, and slots per row.
         width: f, the number of layers times the width of a state.
         dtype, device: those of the store.
@@ -44,9 +43,7 @@ class FeatureStore(Slots):
         if isinstance(start, int):
             self._at, self._new = None, of_rows[:, start : start + n]
         else:
-            device = of_rows.device
-            self._at = (torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device))
-            self._new = of_rows
+            self._at, self._new = indices(start, of_rows.device), of_rows
 
     @torch.inference_mode()
     def keep(self, states: Iterable[Float[Tensor, "b n d"]]) -> None:

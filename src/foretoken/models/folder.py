@@ -1,18 +1,17 @@
 """Check a model's folder without importing torch, so that what is broken in it is reported at once."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from foretoken.catalogue.kept import READ
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
-READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 AGAIN = "get the file again"
 
 
@@ -28,14 +27,6 @@ def on_disk(source: str) -> Path | None:
     config = try_to_load_from_cache(source, CONFIG)
     folder = Path(config).parent if isinstance(config, str) else None
     return folder if folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir()) else None
-
-
-def model_files(source: Path) -> list[Path]:
-    """Return the files that a model may consist of; source: its file or folder."""
-    if source.is_file():
-        return [source]
-    files = (path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
-    return sorted(path for path in files if os.access(path, os.R_OK))
 
 
 def check_config(folder: str | Path) -> None:

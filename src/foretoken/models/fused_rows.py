@@ -1,16 +1,26 @@
-"""Rows over the kernel, whose compiled calls also compute the probabilities after scored nodes, and draw from them."""
+"""Rows over the kernel, whose compiled calls also compute the probabilities after scored nodes, and draw from them.
+
+A guest's rows are those of a model that works in the slot cache of another model, its host, whose keys and values have
+the same shape. The guest uses the host's keys and values of the committed text, so that no text is read twice. Its own
+stand behind the committed text. When the host scores and keeps nodes, it overwrites the guest's keys and values with
+its own; it reads no slot that it has not written itself.
+"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-from foretoken.core.errors import NotFiniteError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.llama_kernel import KernelRows
-from foretoken.models.recorder import FORWARD, SCORING, recorded
+from foretoken.models.growing_tree import GrowingTree
+from foretoken.models.llama_kernel import KernelRows, LlamaKernel
 from foretoken.models.rows import Rows
+
+if TYPE_CHECKING:
+    from foretoken.models.causal_lm import CausalLM
 
 
 class FusedRows(Rows):
@@ -25,8 +35,6 @@ class FusedRows(Rows):
         used = self.lengths[row] + nodes
         return all(window is None or used <= window for window in self._windows.values())
 
-    @recorded(SCORING)
-    @recorded(FORWARD)
     def draft_chain(self, row: int, tokens: Sequence[int], draws: ChainDraws, past: Sequence[int] = ()) -> DrawnChain:
         """Read `tokens` after a row's committed text, draw the next token, read that, and so on; return the chain.
 
@@ -51,7 +59,6 @@ class FusedRows(Rows):
         self._trees[row].grow(range(-1, len(tokens) + len(drawn.tokens) - 2))
         return drawn
 
-    @recorded(SCORING)
     def score_tree(
         self, row: int, tokens: Sequence[int], parents: Sequence[int], temperature: float
     ) -> Float[Tensor, "n v"] | None:
@@ -71,15 +78,43 @@ class FusedRows(Rows):
             self._lm.check_position(max(positions))
             self._place(slice(row, row + 1), length + first, len(tokens), length + len(tree))
             masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
-            out = self._probabilities(tokens, positions, masks, temperature)
+            out = self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)
         finally:
             if out is None:
                 tree.drop(first)
         return out
 
-    @recorded(FORWARD)
-    def _probabilities(
-        self, tokens: Sequence[int], positions: list[int], masks: dict[str, np.ndarray | None], temperature: float
-    ) -> Float[Tensor, "n v"] | None:
-        """Run the compiled call of `score_tree`."""
-        return self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)
+
+class GuestRows(FusedRows):
+    """The trees of a guest model over the rows of its host, which keeps the committed text.
+
+    lengths: the host's list of the numbers of committed tokens; only the host changes it.
+    """
+
+    def __init__(self, lm: "CausalLM", host: Rows) -> None:
+        """Share the cache of `host`, rows of a model that the kernel runs, none of them in use yet; lm: the guest."""
+        assert isinstance(lm.backend, LlamaKernel)
+        assert isinstance(host.cache, KernelRows)
+        assert not len(host)
+        batch, slots = host._batch, host._slots
+        super().__init__(lm, batch, slots, cache=KernelRows(lm.backend, batch, slots, host.cache))
+        self.lengths = host.lengths
+
+    def join(self) -> int:
+        """Add a tree for the row that joined the host last, and return the row's index."""
+        self._trees.append(GrowingTree(self._low))
+        return len(self._trees) - 1
+
+    def leave(self, row: int) -> None:
+        """Forget the tree of the row with index `row`, which left the host; the last tree takes its place."""
+        self._trees[row] = self._trees[-1]
+        self._trees.pop()
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Raise ForetokenError: only the host commits text."""
+        raise ForetokenError(f"{self._lm.name} reads in the cache of its host, which commits the text: extend that.")
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Forget the trees; paths: ignored, since the host commits them."""
+        for tree in self._trees:
+            tree.clear()

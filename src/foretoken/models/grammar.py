@@ -180,10 +180,7 @@ class GrammarConstraint:
 
 
 def check_grammars(processors: Iterable[object]) -> None:
-    """Raise GrammarError if the parser of a grammar failed; called after a step, in which other texts are stepped too.
-
-    processors: those of a text, grammars among them.
-    """
+    """Raise GrammarError if the parser of a grammar among a text's `processors` failed; called after each step."""
     for processor in processors:
         if isinstance(processor, GrammarConstraint) and processor.failed is not None:
             raise processor.failed
@@ -219,8 +216,7 @@ def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
 def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the tokens of a `tokenizer` that are text, but that a grammar accepts by their id alone: text -> id.
 
-    A grammar writes such a token as <[id]>. Vocabularies have them for marks such as those around a tool call. Raises
-    ForetokenError as `tokens_of` does.
+    A grammar writes such a token as <[id]>. Vocabularies have them for marks such as those around a tool call.
     """
     known = tokens_of(tokenizer)
     added = tokenizer.added_tokens_decoder.items()

@@ -38,16 +38,16 @@ class GrowingTree:
 
     def __init__(self, low: float) -> None:
         self.low = np.float32(low)
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self._make_room(32)
+        self.clear()
 
     def __len__(self) -> int:
         return len(self.parents)
 
     def clear(self) -> None:
         """Forget all nodes."""
-        self.parents, self.depths, self._filled = [], [], 0
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self._seen: list[list[int]] = []  # per node its ancestors and itself
 
     def grow(self, parents: Sequence[int]) -> None:
         """Append nodes.
@@ -60,36 +60,27 @@ class GrowingTree:
             if not -1 <= parent < j:
                 raise ForetokenError(f"Node {j} of a tree has parent {parent}: parents are earlier nodes or -1.")
         for parent in parents:
+            above = [] if parent < 0 else self._seen[parent]
+            self._seen.append([*above, len(self.parents)])
             self.parents.append(parent)
-            self.depths.append(0 if parent < 0 else self.depths[parent] + 1)
+            self.depths.append(len(above))
 
     def drop(self, size: int) -> None:
         """Forget all nodes but the first `size`."""
-        del self.parents[size:], self.depths[size:]
-        self._filled = min(self._filled, size)
+        del self.parents[size:], self.depths[size:], self._seen[size:]
 
     def rows(self, first: int) -> np.ndarray:
         """Return which of the tree's nodes those from index `first` on see, 0 or `low` in float32 [len - first, len].
 
-        The result is a view: use it before the tree changes, and do not write into it.
+        The result may be shared: do not write into it.
         """
         total = len(self.parents)
-        if total > len(self._rows):
-            self._make_room(max(total, 2 * len(self._rows)))
         if total and self.depths[-1] == total - 1:  # one path
-            return self._path[first:total, :total]
-        for j in range(self._filled, total):
-            parent = self.parents[j]
-            self._rows[j, :j] = self.low if parent < 0 else self._rows[parent, :j]
-            self._rows[j, j] = 0.0
-        self._filled = total
-        return self._rows[first:total, :total]
-
-    def _make_room(self, size: int) -> None:
-        # self._rows[i, j]: 0 where node i sees node j, else low, as always for j > i. Only `rows` fills it, since it is
-        # never called for many trees.
-        self._rows, self._filled = np.full((size, size), self.low, np.float32), 0
-        self._path = _later(size, float(self.low))  # the rows of a path
+            return _later(total, float(self.low))[first:]
+        rows = np.full((total - first, total), self.low, np.float32)
+        for row, seen in zip(rows, self._seen[first:], strict=True):
+            row[seen] = 0.0
+        return rows
 
     def check_path(self, path: Sequence[int]) -> None:
         """Raise ForetokenError unless `path` is empty or a chain of nodes, the first of which has parent -1."""
@@ -117,20 +108,12 @@ def additive_mask(
     """
     if window is not None and used <= window:
         window = None
-    if (
-        n == 1
-        and window is None
-        and all(
-            len(t) > f and length + t.depths[-1] + 1 == used
-            for t, length, f in zip(trees, lengths, firsts, strict=True)
-        )
-    ):
+    placed = list(zip(trees, lengths, firsts, strict=True))
+    if n == 1 and window is None and all(len(t) > f and length + t.depths[-1] + 1 == used for t, length, f in placed):
         return None
     mask = np.full((len(trees), 1, n, used), trees[0].low, np.float32)
-    for r, (tree, length, first) in enumerate(zip(trees, lengths, firsts, strict=True)):
-        total = len(tree)
-        rows = mask[r, 0]
-        count = total - first
+    for rows, (tree, length, first) in zip(mask[:, 0], placed, strict=True):
+        total, count = len(tree), len(tree) - first
         rows[:count, :length] = 0.0
         rows[:count, length : length + total] = tree.rows(first)
         rows[count:, 0] = 0.0
@@ -149,14 +132,18 @@ def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarra
     window: as in `additive_mask`.
     """
     mask = np.zeros((1, 1, n, start + n), np.float32)
-    mask[0, 0, :, start:] = _later(1 << (n - 1).bit_length(), low)[:n, :n]
+    mask[0, 0, :, start:] = _later(n, low)
     if window is not None:
         behind = (start + np.arange(n))[:, None] - np.arange(start + n)[None, :]
         mask[0, 0, behind >= window] = low
     return mask
 
 
-@lru_cache(maxsize=16)
 def _later(n: int, low: float) -> np.ndarray:
     """Return a matrix with low right of the diagonal, else 0 [n, n]. It is shared: do not write into it."""
-    return np.triu(np.full((n, n), low, np.float32), 1)
+    return _later_of_size(1 << (n - 1).bit_length(), low)[:n, :n]
+
+
+@lru_cache(maxsize=16)
+def _later_of_size(size: int, low: float) -> np.ndarray:
+    return np.triu(np.full((size, size), low, np.float32), 1)

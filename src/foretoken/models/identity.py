@@ -29,11 +29,7 @@ def fingerprint(lm: CausalLM) -> str:
 
 
 def fingerprint_of_weights(module: nn.Module, about: str) -> str:
-    """Return 16 hexadecimal digits made of the text `about`, and of the shape and some values of every weight.
-
-    module: the module with the weights; the values are evenly spaced in each.
-    about: what else the digits depend on.
-    """
+    """Return 16 hexadecimal digits made of `about`, and of the shape and some values of every weight of `module`."""
     digest = hashlib.sha256(about.encode())
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name, part in module.named_modules():

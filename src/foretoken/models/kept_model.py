@@ -37,25 +37,20 @@ Weights = Mapping[str, tuple[Tensor, str]]  # name -> (values or packed bytes, i
 
 
 def kept_model(
-    source: Path, files: Sequence[Path], name: str, make: Callable[[], HFModel], weights: Callable[[], Weights]
+    source: Path, name: str, make: Callable[[], HFModel], weights: Callable[[], Weights]
 ) -> HFModel | Skeleton:
     """Return a model over weights in mapped files; its skeleton where our kernel runs it.
 
     The skeleton is made and kept at the first call. It is kept apart from weights and tokenizers, since it also depends
     on transformers and on the code that runs it.
 
-    Args:
-        source: the model's file or folder.
-        files: all files that it consists of.
-        name: where it comes from, for its configuration.
-        make: makes it by transformers' code, without values or with those of `weights`; else it is not kept.
-        weights: reads them.
+    source: the model's file or folder.
+    name: where it comes from, for its configuration.
+    make: makes it by transformers' code, without values or with those of `weights`; else it is not kept.
+    weights: reads them.
 
-    Returns:
-        The skeleton, laid out, where it can be kept; else the model that was made, laid out if it had no values.
-
-    Raises:
-        ForetokenError: for a model that fails the probe.
+    Returns the skeleton, laid out, where it can be kept; else the model that was made, laid out if it had no values.
+    Raises ForetokenError for a model that fails the probe.
     """
     made: list[HFModel | Skeleton] = []
 
@@ -81,7 +76,7 @@ def kept_model(
             CausalLM(laid_out(written, values))  # by which it is probed
             made[:] = [written]
 
-    own = kept(source, files, f"skeletons/{version('transformers')}-{_what_runs()}", write)
+    own = kept(source, f"skeletons/{version('transformers')}-{_what_runs()}", write)
     found = None if own is None or made else read_skeleton(own, without_weights)
     model = found or (made[0] if made else make())
     model.config.name_or_path = name
@@ -118,7 +113,7 @@ def _what_runs() -> str:
 
 def laid_out(model: M, weights: Weights) -> M:
     """Put weights into a model, all matrices in the form that our kernel reads, and return it."""
-    lay_out(filled(model, weights), computes_in(model), weight_files())
+    lay_out(filled(model, weights), computes_in(model))
     return model
 
 
@@ -139,9 +134,9 @@ def dtype_of(weights: Weights) -> torch.dtype:
 
 
 def mapped_weights(files: Sequence[Path]) -> Weights:
-    """Return the weights in safetensors files as views of the mapped files; one that is in several files of the last.
+    """Return the weights in safetensors `files` as views of the mapped files; one that is in several of the last.
 
-    files: the paths. What is quantised in them is named in their metadata, by name of the weight.
+    What is quantised in them is named in their metadata, by name of the weight.
     """
     weights: dict[str, tuple[Tensor, str]] = {}
     for path in files:
@@ -157,8 +152,7 @@ def filled(model: M, weights: Weights) -> M:
     Packed bytes become packed modules. Other weights are converted to the model's dtype, except those of linear layers,
     which `panels.pack` lays out from any dtype.
 
-    model: from `without_weights`.
-    weights: by their names in transformers. An LM head that is not among them is tied to the embedding.
+    model, weights: from `without_weights` and `mapped_weights`. An LM head that is not among the weights is tied.
     """
     dtype = model.dtype
     blocks = {name: tensor for name, (tensor, _) in weights.items() if tensor.dtype == torch.uint8}
@@ -185,12 +179,18 @@ def filled(model: M, weights: Weights) -> M:
     return model
 
 
+def bare_model(folder: Path, dtype: torch.dtype | None = None) -> HFModel:
+    """Return the model in a `folder` from `catalogue.kept`, without weights; dtype: by default its checkpoint's."""
+    from transformers import AutoConfig  # takes a second
+
+    config: Any = AutoConfig.from_pretrained(folder)
+    return without_weights(config, GenerationConfig.from_pretrained(folder), dtype or config.dtype)
+
+
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
     """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
 
-    config: the configuration, which names the class.
-    generation: the generation configuration.
-    dtype: that of the model.
+    config, generation, dtype: its configuration, which names its class, that of its generation, and its dtype.
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 

@@ -52,9 +52,7 @@ class KernelLayers:
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],
         curve: tuple[float, float] = SILU,
     ) -> None:  # fmt: skip
-        """Read the weights of some layers.
-
-        Subclasses set head, embedding and vocab_size, and those of draft heads entry, serial and mlps.
+        """Read the weights of some layers. Subclasses set head, embedding and vocab_size; draft heads also the others.
 
         layers: modules as `read_layer` takes them.
         dim: the width of an attention head.
@@ -132,8 +130,7 @@ class KernelSlots(Slots):
         """Allocate the cache.
 
         layers: the weights.
-        batch: rows.
-        slots: per row.
+        batch, slots: rows, and slots per row.
         host: a cache of the same shape whose memory is used instead; None: memory of its own.
         """
         from foretoken.kernel.model import Model
@@ -184,13 +181,9 @@ class KernelSlots(Slots):
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.
 
-        row: the index of the row.
-        past, states: as in kernel.chain.Text.
-        start: the slot, and the position, of the first token of `read`.
-        draws: how the tokens of the chain are drawn.
-
-        Returns the chain, and the states after its read tokens [tokens, d], zeros where no forward was run. Raises
-        IndexError for a token beyond the embedding.
+        The arguments are those of `KernelRows.draft_chain`; states: as in kernel.chain.Text. Returns the chain, and the
+        states after its read tokens [tokens, d], zeros where no forward was run. Raises IndexError for a token beyond
+        the embedding.
         """
         from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
@@ -220,10 +213,7 @@ class KernelSlots(Slots):
         values[:, :, place // of_word, :, place % of_word] = values[:, :, source // of_word, :, source % of_word]
 
     def _views(self, row: int, start: int, end: int) -> list[Tensor]:
-        """Return views of the keys and the values in those panels of a row that hold the slots [start, end).
-
-        They also hold slots before `start` in the same panels: `write` needs a row whose text is the same there.
-        """
+        """Return the panels of a row that hold the slots [start, end): `write` needs the same text in all of them."""
         first, last = start // COLUMNS, -(-end // COLUMNS)
         words = COLUMNS // self._by_slot.shape[-1]
         parts = self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]

@@ -103,8 +103,7 @@ def _masks_by_windows(model: HFModel) -> bool:
 def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
     """Return the shapes of the keys and values that one layer keeps, None if it keeps none.
 
-    layer: the layer of a transformers cache, after a forward of at most LENGTH tokens.
-    kind: the name of the model, for errors.
+    layer: the layer of a transformers cache, after a forward of at most LENGTH tokens of the model `kind`.
 
     Raises ForetokenError for a state that is not one key and one value per token.
     """

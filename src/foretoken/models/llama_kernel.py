@@ -17,14 +17,7 @@ from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kernel_layers import (
-    NO_FLOATS,
-    NO_IDS,
-    KernelLayers,
-    KernelSlots,
-    check_known,
-    table_of,
-)
+from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, KernelSlots, check_known, table_of
 from foretoken.models.named import HEAD_KIND
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, check_quantised
 from foretoken.models.rotary import rotary_of
@@ -100,10 +93,7 @@ class KernelRows(KernelSlots):
         head: bool,
         features: FeatureStore | None = None,
     ) -> Float[Tensor, "b n v"]:
-        """Run the model on the nodes whose slots `place` has set; the arguments are those of `ModuleSlots`.
-
-        Returns their logits, without rows [0, n, v] where head is False.
-        """
+        """Run the model as `ModuleSlots` does; where head is False, the logits have no rows [0, n, v]."""
         flat, at = np.array(ids).reshape(-1), np.array(positions).reshape(-1)
         logits = self.score_tree(flat, at, masks, 0.0, features, head)
         assert logits is not None
@@ -147,12 +137,7 @@ class KernelRows(KernelSlots):
         return torch.from_numpy(out) if finite else None
 
     def draft_chain(
-        self,
-        row: int,
-        past: Sequence[int],
-        read: Sequence[int],
-        start: int,
-        draws: ChainDraws,
+        self, row: int, past: Sequence[int], read: Sequence[int], start: int, draws: ChainDraws
     ) -> DrawnChain:
         """Draw a chain of tokens after those in `read`, as `__call__`, softmax and draws per level would, bit for bit.
 
@@ -195,7 +180,9 @@ def is_plain(model: HFModel) -> bool:
     if model.device.type != "cpu" or model.dtype not in PACKED:
         return False
     config: Any = model.config
-    if activation_of(config) not in CURVES or not set(_rope_types(config)) <= set(STATIC_ROPE):
+    rope = config.rope_parameters  # where kinds of layers differ in it, those of each kind
+    scaled = {part.get("rope_type") for part in ([rope] if "rope_type" in rope else rope.values())}
+    if activation_of(config) not in CURVES or not scaled <= set(STATIC_ROPE):
         return False
     if any(getattr(config, name, None) for name in NOT_HERE):
         return False
@@ -213,9 +200,3 @@ def is_plain(model: HFModel) -> bool:
 def activation_of(config: Any) -> str:
     """Return the name of the activation in the MLPs of the model with this `config`."""
     return getattr(config, "hidden_activation", None) or config.hidden_act
-
-
-def _rope_types(config: Any) -> list[str | None]:
-    """Return how rotary positions are scaled, once per kind of layer where the kinds differ in it."""
-    given = config.rope_parameters
-    return [part.get("rope_type") for part in ([given] if "rope_type" in given else given.values())]

@@ -17,16 +17,15 @@ from foretoken.core.limits import check_choice
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import CONFIG, check_weights, model_files
+from foretoken.models.folder import CONFIG, check_weights
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import computes_in, filled, kept_model, mapped_weights
+from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
-from foretoken.models.mapped import weight_files
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
-from foretoken.models.quantised import bare_quantised, kept_quantised, pack_quantised
+from foretoken.models.quantised import kept_quantised, pack_quantised
 from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
@@ -54,10 +53,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return the torch dtype with the name `dtype`, or `dtype` itself where it is one or None.
-
-    Raises ForetokenError for a name that is not known.
-    """
+    """Return the torch dtype with the name `dtype`, or `dtype` itself where it is one or None. Refuses other names."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     check_choice("dtype", dtype, DTYPES)
@@ -74,20 +70,17 @@ def load_model(
 ) -> CausalLM:
     """Return the causal LM in a folder or a GGUF file, ready for inference.
 
-    Args:
-        source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
-        device: where it runs.
-        dtype: what it computes in; None stands for the checkpoint's own dtype, with three exceptions. A checkpoint
-            in float16 runs in float32 on a CPU, which holds all of its values, since processors have no units for
-            float16; and so does one of which `quantise` leaves some layers as they are.
-            The weights of a GGUF file stay packed on a CPU, but with `compile` off; else they become bfloat16. With a
-            named dtype they are dequantised.
-        trust_remote_code: whether to run Python code that comes with the checkpoint.
-        compile: "auto", "on" or "off", see `foretoken.load`.
-        quantise: the kind of blocks to which linear layers are quantised; None: to none. A GGUF file stays as it is.
+    source: the folder, the file, a hub id, or the short name of a model that `foretoken fetch` brought.
+    device: where it runs.
+    dtype: what it computes in; None stands for the checkpoint's own dtype, with three exceptions. A checkpoint in
+        float16 runs in float32 on a CPU, which holds all of its values, since processors have no units for float16;
+        and so does one of which `quantise` leaves some layers as they are. The weights of a GGUF file stay packed on a
+        CPU, but with `compile` off; else they become bfloat16. With a named dtype they are dequantised.
+    trust_remote_code: whether to run Python code that comes with the checkpoint.
+    compile: "auto", "on" or "off", see `foretoken.load`.
+    quantise: the kind of blocks to which linear layers are quantised; None: to none. A GGUF file stays as it is.
 
-    Raises:
-        ForetokenError: it names what is wrong with the folder, its configuration or its weights.
+    Raises ForetokenError, which names what is wrong with the folder, its configuration or its weights.
     """
     source = located(source)
     check_weights(source)
@@ -115,7 +108,7 @@ def load_model(
         load = partial(_pretrained, source, read_in or "auto", trust_remote_code)
         if in_panels and dtype is None and not trust_remote_code and Path(source).is_dir():
             weights = partial(mapped_weights, sorted(Path(source).glob(WEIGHT_FILES)))
-            model = kept_model(Path(source), model_files(Path(source)), source, load, weights)
+            model = kept_model(Path(source), source, load, weights)
         else:  # the hub is asked for changes of a model with an id
             model = load()
     if dtype is None:
@@ -123,14 +116,14 @@ def load_model(
     torch.nn.Module.to(model, device)  # in place
     model.eval()
     if compile != OFF:
-        pack(model, dtype, weight_files())
+        pack(model, dtype)
     elif model.dtype != dtype:
         torch.nn.Module.to(model, dtype)
     return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
 
 
 def _stays_packed(device: torch.device, dtype: torch.dtype | None, compile: str) -> bool:
-    """Whether `load_model` leaves the weights of a GGUF file packed; the arguments are its own."""
+    """Whether `load_model`, whose arguments these are, leaves the weights of a GGUF file packed."""
     return device.type == "cpu" and dtype is None and compile != OFF
 
 
@@ -139,8 +132,7 @@ def lay_out_ahead(source: object, device: torch.device, dtype: torch.dtype | Non
 
     Reading the file's tokenizer would lay them out too, but start no other process.
 
-    source: as in `load_model`; a model object, or None, is let be, and so is a model that is not in a GGUF file.
-    device, dtype, compile: as in `load_model`.
+    source, device, dtype, compile: as in `load_model`; what is not in a GGUF file, or a model object, is let be.
 
     Raises ForetokenError for a file that cannot be read.
     """
@@ -154,24 +146,17 @@ def _traced(compile: str, device: torch.device) -> bool:
 
 
 def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
-    """Refuse to quantise weights where nothing can compute with them.
+    """Raise ForetokenError where weights quantised to `kind` cannot be computed with: on GPUs, and in plain torch.
 
     kind: the kind of blocks; None: nothing is to be quantised, and nothing is refused.
-    device: where the model is to run.
-    compile: see `foretoken.load`.
-
-    Raises ForetokenError for other devices than CPUs, and for plain torch (compile "off").
+    device, compile: as in `load_model`.
     """
     if kind is not None and (device.type != "cpu" or compile == OFF):
         raise ForetokenError(f"Weights are quantised to {kind} on a CPU alone, and not with compile off.")
 
 
 def drafts_itself(target: CausalLM, source: str | HFModel) -> bool:
-    """Whether `load_own` takes a target, and has something to gain: no layer is quantised yet.
-
-    target: the loaded model.
-    source: the folder, file or id that it was loaded from, or the caller's model object.
-    """
+    """Whether `load_own` takes the `target` from `source`, and has something to gain: no layer is quantised yet."""
     if not isinstance(target.backend, LlamaKernel) or not isinstance(source, str):
         return False
     linears = target.backend.linears
@@ -207,7 +192,7 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             "choose drafter ngram."
         )
     model.model.embed_tokens = torch.nn.Identity()  # `pack` is not to convert it: the target's takes its place
-    pack(model.eval(), torch.float32, weight_files())  # other layers; the kernel mixes no bfloat16 with quantised ones
+    pack(model.eval(), torch.float32)  # other layers; the kernel mixes no bfloat16 with quantised ones
     model.model.embed_tokens = target.weights.get_input_embeddings()
     return for_drafting(CausalLM(model, name=f"{target.name} in {kind}"))
 
@@ -226,9 +211,7 @@ def for_drafting(lm: CausalLM) -> CausalLM:
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
     """Load a causal LM with plain torch weights that take no gradients; gradients can flow through them to its inputs.
 
-    source, device: as in `load_model`.
-    dtype: what it computes in; None: float32 on a CPU, since plain torch is slow in 16 bits there, else the
-        checkpoint's own.
+    source, device, dtype: as in `load_model`, but None means float32 on a CPU, where plain torch is slow in 16 bits.
     """
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
@@ -238,10 +221,8 @@ def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = N
 
 
 def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) -> HFModel | Skeleton:
-    """Return a model, its linear layers quantised to a kind of blocks.
+    """Return the model that `located` found, its linear layers quantised to a kind of blocks.
 
-    source: the model, from `located`.
-    kind, trust_remote_code: as in `load_model`.
     as_it_is: whether it is used so, in no other dtype and with all of its weights; a skeleton will do then.
     """
     load = partial(_checkpoint, source, trust_remote_code)
@@ -251,9 +232,9 @@ def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) 
     if not isinstance(folder, Path):
         folder.config.name_or_path = source
         return folder
-    make, weights = partial(bare_quantised, folder), partial(mapped_weights, [folder / WEIGHTS])
+    make, weights = partial(bare_model, folder), partial(mapped_weights, [folder / WEIGHTS])
     if as_it_is:
-        return kept_model(folder, model_files(folder), source, make, weights)
+        return kept_model(folder, source, make, weights)
     model = filled(make(), weights())
     model.config.name_or_path = source
     return model
@@ -270,8 +251,6 @@ def _own_quantised(target: CausalLM, source: str, kind: str, trust_remote_code: 
     """Return the model of a target once more, its linear layers quantised; by its skeleton where it has one.
 
     A skeleton gets no embedding. It counts as probed, as it was with the target's weights: drafts are only guesses.
-
-    source: the model, from `located`; the other arguments are those of `load_own`.
     """
     if not isinstance(target.weights, Skeleton):
         return _quantised(source, kind, trust_remote_code, as_it_is=False)

@@ -2,20 +2,30 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
-from foretoken.gguf.folder import Contents, contents, write_packed
+from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import Weights, dtype_of, filled, kept_model, laid_out, mapped_weights, without_weights
+from foretoken.models.kept_model import (
+    Weights,
+    bare_model,
+    dtype_of,
+    filled,
+    kept_model,
+    laid_out,
+    mapped_weights,
+    without_weights,
+)  # fmt: skip
 from foretoken.models.panels import PanelLinear
 from foretoken.models.skeleton import Skeleton
 
@@ -30,10 +40,8 @@ def packed_model(source: str) -> HFModel | Skeleton:
     Quantised weights of a kind that the kernel does not have become bfloat16, and one warning says so. The model
     computes in float32, or in bfloat16 if all matrices of the file are bfloat16.
 
-    source: the path of the file.
-
-    Returns the model's skeleton where it was kept, which it is if our kernel runs the model; else the model. Raises
-    ForetokenError for a file that cannot be read.
+    Returns the skeleton of the model in the file `source` where it was kept, which it is if our kernel runs the model;
+    else the model. Raises ForetokenError for a file that cannot be read.
     """
     folder = kept_file(Path(source), compile_ahead)
     if folder is None:
@@ -42,20 +50,10 @@ def packed_model(source: str) -> HFModel | Skeleton:
         model = laid_out(without_weights(found.config, found.generation_config, dtype_of(weights)), weights)
     else:
         weights = mapped_weights([folder / WEIGHTS])
-
-        def make() -> HFModel:
-            return without_weights(*kept_configs(folder), dtype_of(weights))
-
-        model = kept_model(Path(source), [Path(source)], str(folder), make, lambda: weights)
+        make = partial(bare_model, folder, dtype_of(weights))
+        model = kept_model(Path(source), str(folder), make, lambda: weights)
     _warn_of_dequantised(source, weights)
     return model
-
-
-def kept_configs(folder: Path) -> tuple[PreTrainedConfig, GenerationConfig]:
-    """Return the configurations, of model and generation, in a `folder` from `catalogue.kept`."""
-    from transformers import AutoConfig  # takes a second
-
-    return AutoConfig.from_pretrained(folder), GenerationConfig.from_pretrained(folder)
 
 
 def dequantised_model(source: str, dtype: torch.dtype) -> HFModel:
@@ -96,9 +94,9 @@ def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Pa
 
     def make(folder: Path) -> None:
         found = contents(source, accepted)
-        write_packed(found, folder, WEIGHTS)
+        write_contents(found, folder, packed(found.weights), WEIGHTS)
 
-    folder = kept(source, [source], "gguf", make)
+    folder = kept(source, "gguf", make)
     if folder is not None:
         accepted()
     return folder

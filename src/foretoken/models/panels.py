@@ -27,7 +27,7 @@ from foretoken.kernel.memory import Arena
 from foretoken.kernel.quantised import KINDS, packed_bytes, unpack
 from foretoken.kernel.quantised import pack as pack_quantised
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
-from foretoken.models.mapped import NO_FILES, MappedFiles
+from foretoken.models.mapped import NO_FILES, MappedFiles, weight_files
 
 PART = 64 * COLUMNS  # rows of a matrix that are laid out at a time
 PACKED = (torch.float32, torch.bfloat16)  # the dtypes of models whose weights can be laid out
@@ -53,8 +53,7 @@ class PanelLinear(nn.Module):
     ) -> None:
         """Lay out the weights of a layer.
 
-        linear: the layer, which is not changed.
-        arena: where the panels are allocated.
+        linear, arena: the layer, which is not changed, and where the panels are allocated.
         dtype: what the layer computes in, by default the dtype of its weight.
         files: the mapped files of which `linear` may hold views; pages that were read are given back to the system.
         """
@@ -81,8 +80,8 @@ class PanelLinear(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def extra_repr(self) -> str:
-        form = ("float32", "float32 in 16 bits", "bfloat16")[self.form]
-        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {form}"
+        kind = getattr(self, "kind", None) or ("float32", "float32 in 16 bits", "bfloat16")[self.form]
+        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {kind}"
 
 
 class PackedLinear(PanelLinear):
@@ -99,12 +98,9 @@ class PackedLinear(PanelLinear):
         out_features: int,
         bias: Float[Tensor, " o"] | None = None,
     ) -> None:
-        """Use panels that are packed already.
+        """Use panels that quantised.pack returned for a matrix, in memory or in a mapped file.
 
-        kind: a name among quantised.KINDS.
-        panels: what quantised.pack returned for the matrix, in memory or in a mapped file [bytes].
-        in_features, out_features: the sizes of the matrix.
-        bias: the bias [out] or None.
+        in_features, out_features, bias: as in nn.Linear.
 
         Raises ForetokenError where this processor computes wrong products with such weights, and ValueError where the
         number of bytes does not fit.
@@ -117,9 +113,6 @@ class PackedLinear(PanelLinear):
         self.panels = torch.from_numpy(panels)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_features} -> {self.out_features}, bias={self.bias is not None}, {self.kind}"
-
 
 class PackedEmbedding(nn.Module):
     """An embedding over rows that stay quantised, in the blocks of a GGUF file.
@@ -130,7 +123,6 @@ class PackedEmbedding(nn.Module):
     """
 
     def __init__(self, kind: str, raw: NDArray[np.uint8], scale: float = 1.0) -> None:
-        """Keep rows of the file; kind, raw, scale: see the class."""
         super().__init__()
         known = KINDS[kind]
         self.kind, self.form, self.raw, self.scale = kind, known.form, raw, scale
@@ -182,8 +174,8 @@ def _halves(weight: Tensor) -> bool:
 def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tensor:
     """Return the panels of a weight [out, in].
 
-    Within a panel, outputs and words change places: a transposition of words of 32 bits, which torch does in all
-    threads. It is done for a part of the outputs at a time, so that there is no second copy of a large matrix.
+    Outputs and words change places: a transposition of words of 32 bits, which torch does in all threads. It is done
+    for a part of the outputs at a time, so that there is no second copy of a large matrix.
     """
     out, k = weight.shape
     count, words = -(-out // COLUMNS), k if form == WHOLE else (k + 1) // 2
@@ -201,37 +193,35 @@ def _panels(weight: Tensor, form: int, arena: Arena, files: MappedFiles) -> Tens
     return columns.view(torch.float32) if form == WHOLE else columns.view(torch.int16).unflatten(-1, (COLUMNS, 2))
 
 
-def pack(model: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
+def pack(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Lay out the linear weights of a model on a CPU in panels, in place, where it is to run in float32 or bfloat16.
 
     This is only for a model that nobody else holds and that is used for inference alone: panels cannot be trained,
-    saved or moved. The original weights are freed, apart from one that is tied to the embedding.
+    saved or moved. The original weights are freed, apart from one that is tied to the embedding. Those that are views
+    of mapped files must be unchanged since they were loaded.
 
-    Args:
-        model: the model; one on another device is left as it is.
-        dtype: what the model is to compute in, by default its own dtype; weights outside panels are converted to it.
-        files: the mapped files of which the weights are views, unchanged since they were loaded; pages that were read
-            are given back to the system.
+    model: the model; one on another device is left as it is.
+    dtype: what the model is to compute in, by default its own dtype; weights outside panels are converted to it.
     """
     own: Any = model  # transformers' or a skeleton
     dtype = dtype or own.dtype
     if own.device.type != "cpu":
         return
     if dtype in PACKED:
-        pack_linears(model, dtype, files)
+        pack_linears(model, dtype)
     if own.dtype != dtype:
         nn.Module.to(model, dtype)
 
 
-def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: MappedFiles = NO_FILES) -> None:
+def pack_linears(module: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Replace all linear layers inside a module on a CPU by layers over panels.
 
     Nothing is replaced where the compiled product is found to be wrong on this machine, and no layer that
     `keeps_weight`.
 
     module: the module, whose children change.
-    dtype, files: as in `pack`; without a dtype each layer computes in that of its weight, and only float32 and bfloat16
-        ones are replaced.
+    dtype: as in `pack`; without one each layer computes in that of its weight, and only float32 and bfloat16 ones are
+        replaced.
     """
     linears: list[tuple[nn.Module, str]] = []  # by name, so that each one's weight is freed once it is replaced
     for path, parent in module.named_modules():
@@ -241,7 +231,7 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None, files: Map
                 linears.append((parent, name))
     if linears and not _works():
         return
-    arena = Arena()
+    arena, files = Arena(), weight_files()
     for parent, name in linears:
         setattr(parent, name, PanelLinear(getattr(parent, name), arena, dtype, files))
     # Other weights are copied, since as views of a file they would keep its pages in memory. Embeddings stay: only few
@@ -283,11 +273,9 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def check_quantised(name: str) -> None:
-    """Raise ForetokenError where products with quantised weights are wrong on this processor.
+    """Raise ForetokenError where products with weights of the kind `name` are wrong on this processor.
 
     The products use other instructions on each kind of processor, and not all of them could be tried.
-
-    name: the kind of weights, a name among quantised.KINDS.
     """
     x, kind = torch.arange(3 * 256, dtype=torch.float32, device="cpu").view(3, 256).sin(), KINDS[name]
     blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)

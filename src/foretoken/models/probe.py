@@ -66,10 +66,8 @@ def probe_tokens(model: nn.Module) -> list[int]:
 def first_forward(model: nn.Module, own: bool) -> Iterator[None]:
     """Turn an error of the first forwards of a model into a ForetokenError that names its class and says what to do.
 
-    A shortage of memory stays what it is.
-
-    model: the model.
-    own: whether the forwards are those of transformers' own modules, as they also are with compile off.
+    A shortage of memory stays what it is. own: whether the forwards are those of transformers' modules, as with compile
+    off.
     """
     try:
         yield
@@ -86,14 +84,10 @@ def first_forward(model: nn.Module, own: bool) -> Iterator[None]:
 
 @torch.inference_mode()
 def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
-    """Refuse a model whose forward does not follow the tree mask and the position ids.
+    """Raise ForetokenError, which names its class, for a model that does not follow the tree mask and the position ids.
 
-    Args:
-        lm: the model, ready to open rows.
-        plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
-
-    Raises:
-        ForetokenError: it names the class of the model and what it does not follow.
+    lm: the model, ready to open rows.
+    plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
     """
     kind = type(lm.weights).__name__
     a, b, c, d, x, z = probe_tokens(lm.weights)
@@ -129,10 +123,7 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
 def _check_close(
     lm: "CausalLM", what: str, difference: float, seen: float, rows: "Rows", path: Float[Tensor, " v"]
 ) -> None:
-    """Raise ForetokenError for a difference that is too large a share of `seen`, unless the model rounds as much.
-
-    what: names that with which the tree was compared. path: the logits after c, d in one forward.
-    """
+    """Raise ForetokenError for a difference that is too large a share of `seen`, unless the model rounds as much."""
     if difference <= PATH[lm.dtype == torch.float32 and not lm.quantised] * seen:
         return
     _, _, c, d, *_ = probe_tokens(lm.weights)
@@ -161,10 +152,8 @@ def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
 
 
 def distance(one: Float[Tensor, " v"], other: Float[Tensor, " v"]) -> float:
-    """Return the root mean square of the difference of two rows of logits, without its mean.
+    """Return the root mean square of the difference of two rows of logits, `one` and `other` [v], without its mean.
 
     A constant that is added to all logits changes no probability.
-
-    one, other: the rows [v].
     """
     return float((one.float() - other.float()).double().std(correction=0))

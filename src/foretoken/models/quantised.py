@@ -16,12 +16,10 @@ from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.q4_k import quantise_q4_k
 from foretoken.kernel.quantised import KINDS, pack
-from foretoken.models.folder import model_files, on_disk
+from foretoken.models.folder import on_disk
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import without_weights
 from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
-from foretoken.models.packed import kept_configs
 from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
@@ -30,14 +28,12 @@ NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its nam
 def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path | HFModel:
     """Return the cache folder with a model whose linear layers are quantised; it is made at the first call.
 
-    Args:
-        source: the model's folder or GGUF file, or a hub id.
-        kind: the kind of blocks, see `pack_quantised`.
-        load: reads the checkpoint; it is called only where nothing was kept.
+    source: the model's folder or GGUF file, or a hub id.
+    kind: the kind of blocks, see `pack_quantised`.
+    load: reads the checkpoint; it is called only where nothing was kept.
 
-    Returns:
-        The folder, with configurations and with weights under the names of transformers' modules; or, where it cannot
-        be kept, the model.
+    Returns the folder, with configurations and with weights under the names of transformers' modules; or, where it
+    cannot be kept, the model.
     """
     made: list[HFModel] = []
 
@@ -52,15 +48,8 @@ def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path 
         write_stored(list(_stored(model)), folder / WEIGHTS)
 
     found = on_disk(source)
-    folder = None if found is None else kept(found, model_files(found), f"quantised/{kind}", write)
+    folder = None if found is None else kept(found, f"quantised/{kind}", write)
     return folder or (made[0] if made else pack_quantised(load(), kind))
-
-
-def bare_quantised(folder: Path) -> HFModel:
-    """Return the model in a folder from `kept_quantised`, without weights, in the dtype of its checkpoint."""
-    config, generation = kept_configs(folder)
-    assert isinstance(config.dtype, torch.dtype)  # as it was written
-    return without_weights(config, generation, config.dtype)
 
 
 def pack_quantised(model: HFModel, kind: str) -> HFModel:

@@ -42,9 +42,8 @@ class Rotary:
 
 
 def rotary_of(module: nn.Module, kind: str | None = None) -> Rotary:
-    """Return the rotary positions that a module of transformers computes, if they do not depend on the text's length.
+    """Return the rotary positions that a `module` of transformers computes, if they do not depend on the text's length.
 
-    module: the module, which has frequencies; where it has no factor of cosines and sines, that is 1.
     kind: the name of the kind of layers, for a module that has frequencies for each kind.
     """
     of_kind = "" if hasattr(module, "inv_freq") else f"{kind}_"
@@ -62,8 +61,7 @@ def llama_config(config: Mapping[str, Any], name: str) -> Any:
 
     Entries that it lacks have Llama's defaults, since transformers writes only those that differ.
 
-    config: the entries of the config.json.
-    name: the name of the file, for messages.
+    config, name: the entries of the config.json, and its name for messages.
 
     Raises ForetokenError where transformers refuses the entries.
     """
@@ -83,9 +81,7 @@ def llama_config(config: Mapping[str, Any], name: str) -> Any:
 def configured(config: Any, dim: int, name: str, device: torch.device) -> Rotary:
     """Return the rotary positions that a configuration describes.
 
-    config: from `llama_config`; its head_dim is set to `dim`.
-    dim: the width of an attention head.
-    name: the name of the configuration's file, for messages.
+    config, name: from `llama_config`, and as there; its head_dim is set to `dim`, the width of an attention head.
     device: where the frequencies are to be.
 
     Raises ForetokenError for a kind of scaling that is not known, and for one whose numbers are missing or do not fit.

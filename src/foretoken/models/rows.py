@@ -15,7 +15,6 @@ from foretoken.models.features import FeatureStore
 from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask, lowest
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.modules import ModuleSlots
-from foretoken.models.recorder import FORWARD, SCORING, Recorder, recorded
 from foretoken.models.static import StaticRows
 
 if TYPE_CHECKING:
@@ -32,20 +31,13 @@ class Rows:
     """
 
     lengths: list[int]  # the number of committed tokens of each row in use, one slot each
-    recorder: Recorder | None = None  # entered around the work of these rows: see models/recorder.py
 
     @torch.inference_mode()
     def __init__(
         self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = (), cache: KernelRows | None = None
     ) -> None:
-        """Allocate the cache.
-
-        lm: the model.
-        batch, slots, layers: as in `CausalLM.open`.
-        cache: the slot cache to use; None: a new one.
-        """
+        """Open rows of the model `lm`; batch, slots, layers: as in `CausalLM.open`; cache: the one to use, if any."""
         self._lm = lm
-        self.recorder = lm.recorder
         self._batch, self._slots = batch, slots
         self.cache: ModuleSlots | StaticRows | KernelRows = cache or lm.backend.open(batch, slots)
         self._low = lowest(lm.dtype)
@@ -55,6 +47,7 @@ class Rows:
         self._kept = (self.cache,) if self._features is None else (self.cache, self._features)
         self._trees: list[GrowingTree] = []
         self.lengths = []
+        lm.opened(self)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -83,7 +76,6 @@ class Rows:
         self.lengths.pop()
         self._trees.pop()
 
-    @recorded(SCORING)
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Read tokens and commit them, without computing logits (prefill).
 
@@ -104,7 +96,6 @@ class Rows:
             self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
             self.lengths[row] += n
 
-    @recorded(SCORING)
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Append nodes to the tree of every row, in one forward, and return their logits, per row [n, v].
 
@@ -141,10 +132,7 @@ class Rows:
     def _score(
         self, rows: slice, tokens: Sequence[Sequence[int]], counts: list[int], firsts: list[int]
     ) -> Float[Tensor, "b n v"]:
-        """Score the rows in `rows`; those with fewer nodes than the most are padded.
-
-        counts, firsts: of every row, the number of new nodes and the index in its tree of the first of them.
-        """
+        """Score the rows in `rows`; counts, firsts: of every row, its number of new nodes and the first one's index."""
         trees, lengths, firsts, counts = self._trees[rows], self.lengths[rows], firsts[rows], counts[rows]
         n = max(counts)
         used = max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
@@ -167,18 +155,12 @@ class Rows:
         if self._features is not None:
             self._features.place(rows, start, n)
 
-    @recorded(FORWARD)
     def _forward(
-        self,
-        ids: list[list[int]],
-        positions: list[list[int]],
-        masks: Mapping[str, np.ndarray | None],
-        head: bool,
+        self, ids: list[list[int]], positions: list[list[int]], masks: Mapping[str, np.ndarray | None], head: bool
     ) -> Tensor:
         """Return the logits [b, n, v]; where `head` is False the result has no meaning."""
         return self.cache(ids, positions, masks, head, self._features)
 
-    @recorded(SCORING)
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Commit one path of each row's tree and forget the rest of the tree.
 

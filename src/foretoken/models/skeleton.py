@@ -30,11 +30,7 @@ class Settings(PreTrainedConfig):
     """The configuration of a skeleton: all entries of the original, whose class takes seconds to import."""
 
     def __init__(self, entries: dict[str, Any], own: dict[str, Any]) -> None:
-        """Take entries.
-
-        entries: all of them.
-        own: those that differ from the defaults of the original's class, as in its config.json.
-        """
+        """Take all `entries`; own: those that differ from the defaults of the original's class."""
         super().__init__(**entries)
         self._own = own
 
@@ -123,12 +119,10 @@ def modules_of(model: HFModel) -> list[Module]:
 
 
 def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: Layout) -> None:
-    """Write what a skeleton consists of, apart from weights.
+    """Write what a skeleton consists of, apart from weights, into a `folder`.
 
-    folder: where to write; it exists.
     modules: from `modules_of`.
-    model: the same model, packed.
-    layout: its layout.
+    model, layout: the same model, packed, and its layout.
     """
     planes = [[[plane.heads, plane.dim] for plane in pair] for pair in layout.planes if pair is not None]
     config = model.config
@@ -149,9 +143,8 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
 
 
 def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
-    """Return the skeleton that `write_skeleton` wrote into a folder, without weights; None where it wrote none.
+    """Return the skeleton that `write_skeleton` wrote into a `folder`, without weights; None where it wrote none.
 
-    folder: the folder.
     make: called where the whole model is asked for.
     """
     if not (folder / MODULES).exists():
@@ -161,13 +154,7 @@ def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
 
 
 def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: GenerationConfig, make: Make) -> Skeleton:
-    """Return a skeleton without weights.
-
-    about: what is in MODULES.
-    tensors: what is in TENSORS: the buffers by name, and the probe.
-    generation: the generation configuration.
-    make: called where the whole model is asked for.
-    """
+    """Return a skeleton without weights; about, tensors: what is in MODULES and TENSORS."""
     dtype: torch.dtype = getattr(torch, about["dtype"])
     modules = [Module(*each) for each in about["modules"]]
     model = _made(modules[0], Skeleton)

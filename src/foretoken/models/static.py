@@ -54,11 +54,9 @@ class TracedCache(NodeCache):
     """The transformers `Cache` of one forward: node i of row b goes to slot slots[b, i], and all slots are read."""
 
     def __init__(self, planes, of_layer, slots):
-        """Take the memory of a batch.
+        """Take `planes`, keys and values of every layer in turn, each [b, h, slots, d].
 
-        planes: keys and values of every layer in turn, each [b, h, slots, d].
-        of_layer: as in `NodeCache`.
-        slots: where the nodes go [b, n].
+        of_layer: as in `NodeCache`. slots: where the nodes go [b, n].
         """
         super().__init__(of_layer, planes[0].shape[2], slots.shape[1])
         self.planes, self.slots = planes, slots
@@ -147,8 +145,7 @@ class StaticForward:
     ) -> None:
         """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
-        model: the model or draft head.
-        name: its name, for messages.
+        model, name: the model or draft head, and its name for messages.
         planes: the shapes of what each layer keeps per token.
         compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
         step: the plain forward, called with the arguments of the function `step`, `model` first.
@@ -195,8 +192,7 @@ class StaticForward:
         """Run `step` plainly and return its results.
 
         layers, scored: as in `step`.
-        inputs: the arguments of `step` from `nodes` on, without the planes, of any shape.
-        planes: those of the rows of `inputs`.
+        inputs: as in `Inputs`, of any shape; planes: those of their rows.
         """
         return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
@@ -204,7 +200,7 @@ class StaticForward:
         """Run `step` with the LM head, compiled or recorded; plainly where `compiling` is False.
 
         layers: as in `step`.
-        inputs: the arguments of `step` from `nodes` on, without the planes, of the shape of a bucket.
+        inputs: as in `Inputs`, of the shape of a bucket.
         planes: all rows of the batch; the first ones are those of `inputs`.
         """
         _, b, n = inputs[0].shape
@@ -280,7 +276,7 @@ class StaticRows(Slots):
     """
 
     def __init__(self, forward: StaticForward, batch: int, slots: int) -> None:
-        """Allocate the first LEAST_SLOTS slots; forward: the model's; batch: rows; slots: per row, at most."""
+        """Allocate the first LEAST_SLOTS slots; forward: the model's; batch, slots: rows, and slots per row at most."""
         self.forward = forward
         self.padding = slots
         self._batch = power_of_two(batch)
@@ -388,10 +384,7 @@ class StaticRows(Slots):
         size: int,
         width: int,
     ) -> Inputs:
-        """Return the inputs of `step`, without planes, padded to the rows in `whole`, `size` nodes and `width` slots.
-
-        Padded nodes are written to the last slot.
-        """
+        """Return the inputs of `step` but the planes, padded to the rows in `whole`, `size` nodes and `width` slots."""
         b, n = whole.stop - whole.start, len(ids[0])
         place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
         nodes = np.zeros((3, b, size), np.int64)

@@ -55,10 +55,8 @@ def chat_prompt(
 
 def _written(tokenizer: Tokenizer, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool) -> str:
     """Return what `rendered` does; raises whatever the template does where it fails."""
-    offered = None if tools is None else list(tools)
-    return str(
-        tokenizer.apply_chat_template(list(messages), tools=offered, add_generation_prompt=prompt, tokenize=False)
-    )
+    offered: dict[str, Any] = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt}
+    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **offered))
 
 
 def rendered(
