@@ -181,9 +181,10 @@ class KernelSlots(Slots):
     ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
         """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.
 
-        The arguments are those of `KernelRows.draft_chain`; states: as in kernel.chain.Text. Returns the chain, and the
-        states after its read tokens [tokens, d], zeros where no forward was run. Raises IndexError for a token beyond
-        the embedding.
+        row, past, read, start, draws: as in `KernelRows.draft_chain`.
+        states: as in kernel.chain.Text.
+        Returns the chain, and the states after its read tokens [tokens, d], zeros where no forward was run. Raises
+        IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
