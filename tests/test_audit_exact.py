@@ -8,6 +8,7 @@ from foretoken.audit import decoding, fit
 from foretoken.audit import enumerate as exact
 from foretoken.audit.branching import outcomes
 from foretoken.audit.decoding import Shape
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.audit.report import FAILED, OK, WEAK
 from foretoken.audit.table import TableLM, random_table
 from foretoken.audit.wrong import EachAlone, PeekingDrafter
@@ -120,13 +121,13 @@ def test_settings_and_end_of_text(sampling: Sampling, end: frozenset[int]) -> No
     case = table_decoding(
         VERIFIERS["rrsw"], WithoutReplacement, static.StaticTree((-1, 0, 0, 1)), 3, sampling=sampling, eos_ids=end
     )
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_four_tokens_and_a_longer_prompt() -> None:
     case = table_decoding(VERIFIERS["rrsw"], WithoutReplacement, static.kary(2, 1), 3, prompt=(2, 0, 1), num_tokens=4)
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
 
 
 def test_a_probability_that_is_no_number_is_seen() -> None:
@@ -157,7 +158,7 @@ def test_a_drafter_with_a_stale_cache_is_slow_but_not_wrong(monkeypatch: pytest.
 
     monkeypatch.setattr(LMDraftSession, "observe", observe)
     case = table_decoding(VERIFIERS["rrs"], IID, static.kary(2, 1), 3)
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
 
 
 def test_a_failing_drafter_does_not_pass_unseen(monkeypatch: pytest.MonkeyPatch) -> None:

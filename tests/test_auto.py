@@ -203,7 +203,7 @@ def test_greedy_text_is_the_plain_text_and_caches_catch_up(target, kind, pattern
     assert sum(r.stats.num_drafted for r in got) > 0
 
 
-def test_a_text_that_joins_while_the_controller_rests_does_not_end_drafting():
+def test_a_text_that_joins_after_drafting_was_given_up_does_not_end_it_for_another():
     """Nothing is chosen at its first step, and what was said of the step before says nothing of it."""
     extra, now = expected_extra(range(6)), iter(range(10**6))
     costs = {1: Costs(extra, 1.0), 2: Costs(extra, 1.0, drafting=False, balance=-2.0)}

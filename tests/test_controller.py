@@ -358,6 +358,15 @@ def test_a_clock_that_did_not_tick_is_no_division_by_zero():
     assert math.isfinite(costs.steps(2))
 
 
+def test_drafts_that_seem_to_take_no_time_are_no_division_by_zero():
+    """Of a lookup, say. Another batch size starts from what they took."""
+    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0, drafted=(-10.0, 10.0), seen={3: (10.0, -1.0)})})
+    assert not any(known.costs[1].shown)
+    other = known.costs_of(2)
+    learn(other, 40, 2.0)
+    assert other.steps(3) == pytest.approx(2.0, rel=0.1)
+
+
 def test_a_useless_drafter_does_not_read_every_prompt():
     """What a try at a new text costs above a draft, its prompt, is booked and kept from text to text."""
     known = Experience(EXTRA, Acceptance(0.03, 1.0), {1: Costs(EXTRA, 1.0, drafting=False)})

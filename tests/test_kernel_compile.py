@@ -180,6 +180,18 @@ def test_a_loop_is_compiled_anew_when_what_it_is_compiled_from_changes(
     assert load(8)[1] == 1
 
 
+@pytest.mark.parametrize("file", ["compile", "copied", "addresses"])
+def test_every_loop_is_compiled_anew_when_the_way_of_compiling_changes(
+    monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    def loop(x: int) -> int:
+        return x
+
+    before, content = compile._stamp(loop), compile._content
+    monkeypatch.setattr(compile, "_content", lambda path: "" if path.stem == file else content(path))
+    assert compile._stamp(loop) != before
+
+
 def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: Path) -> None:
     def run_on_pair() -> tuple[int, int]:
         load(8)

@@ -157,3 +157,21 @@ def test_an_answer_with_tools_and_a_form_of_text_is_calls_or_the_text(added):
 def test_an_answer_with_a_form_of_text_and_tools_without_marks():
     no = ("A", BARE_CALL.replace("Rom", "rom"), f"{BARE_CALL}\n{BARE_CALL}", ONE)
     check(tokenizer_of(BARE), (ANN, NAMESAKE, BARE_CALL), no, response_format=AS_PERSON, **STRICT)
+
+
+def test_tools_and_a_form_of_text_are_answered_with_either(engine, server):
+    found = set()
+    with serving.client_of(server) as client:
+        for seed, likely in enumerate(("", "{A", "{wr")):  # letters that lead to either
+            bias = {str(engine.tokenizer.convert_tokens_to_ids(letter)): 100 for letter in likely}
+            asked = {"tools": [tool(strict=True)], "response_format": AS_PERSON, "seed": seed, "temperature": 1.5}
+            for message, reason in both(client, logit_bias=bias, **asked):
+                if reason == "length":  # call after call
+                    continue
+                found.add(reason)
+                if reason == "tool_calls":
+                    assert message.content is None
+                    assert all(fits(call) for call in message.tool_calls)
+                else:
+                    assert message.content in (ANN, ANN.replace("3", "4"), NAMESAKE, NAMESAKE.replace("3", "4"))
+    assert found == {"stop", "tool_calls"}

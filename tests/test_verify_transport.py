@@ -10,7 +10,7 @@ from torch import Tensor
 import foretoken
 from foretoken.audit import enumerate as exact
 from foretoken.core.errors import ForetokenError
-from foretoken.core.laws import IID
+from foretoken.core.laws import IID, WithoutReplacement
 from foretoken.core.tree import Siblings
 from foretoken.verify import VERIFIERS, ratio_groups
 from foretoken.verify.exact_transport import Transport, selection
@@ -25,6 +25,14 @@ LAWS = [IID(n) for n in range(1, 5)] + [IID(len(c) - 1, c) for c in COUNTS]
 def test_a_residual_whose_inverse_is_not_finite() -> None:
     row = VERIFIERS["transport"](f64(1.0, 1e-310), Siblings((), f64(1.0, 1e-30), IID(1)))
     assert float(row.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_draws_without_replacement_are_refused(rule: Transport) -> None:
+    """The rule itself looks, since a tree policy of somebody else may plan another law than it says."""
+    p = f64(0.5, 0.3, 0.2)
+    with pytest.raises(ForetokenError, match="Transport is not lossless for law without_replacement"):
+        rule(p, Siblings((0, 1), p, WithoutReplacement(2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -216,21 +216,24 @@ class Engine:
         """
         prompts, single = _as_list(prompt)
         requests = self._requests(prompts, seed, stop, grammar, streaming=False)
-        chunks: list[list[Chunk]] = [[] for _ in requests]
+        results: dict[int, Result] = {}
+        ids: list[list[int]] = [[] for _ in requests]
+        texts: list[list[str]] = [[] for _ in requests]
         for chunk in self._run(requests, *self._checked(max_new_tokens, sampling, observer)):
-            chunks[chunk.index].append(chunk)
-        results = list(map(self._result, requests, chunks))
-        return results[0] if single else results
+            i, request = chunk.index, requests[chunk.index]
+            ids[i] += chunk.token_ids
+            texts[i].append(chunk.text)
+            if chunk.finish_reason is not None:
+                text = self._text(request.ids, ids[i]) if request.stream is None else "".join(texts[i])
+                results[i] = Result(text, ids[i], chunk.stats, request.seed, chunk.finish_reason)
+        return results[0] if single else [results[i] for i in range(len(requests))]
 
-    def _result(self, request: Request, chunks: Sequence[Chunk]) -> Result:
-        """Return the continuation that all chunks of a request make."""
-        ids, reason = [token for chunk in chunks for token in chunk.token_ids], chunks[-1].finish_reason
-        assert reason is not None
-        text = "".join(chunk.text for chunk in chunks)
-        if request.stream is None and self.tokenizer is not None:
-            stream = TextStream(self.tokenizer, (), request.ids)
-            text = stream.push(ids) + stream.finish()
-        return Result(text, ids, chunks[-1].stats, request.seed, reason)
+    def _text(self, prompt: list[int], ids: list[int]) -> str:
+        """Return the text of tokens `ids` behind a prompt of tokens; an empty one without a tokenizer."""
+        if self.tokenizer is None:
+            return ""
+        stream = TextStream(self.tokenizer, (), prompt)
+        return stream.push(ids) + stream.finish()
 
     def chat(
         self, messages: Messages | Sequence[Messages], **options: Unpack[GenerateOptions]

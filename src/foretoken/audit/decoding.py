@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from foretoken.audit.branching import outcomes
 from foretoken.audit.enumerate import COINS, FAMILIES, Deviation, remembering
-from foretoken.audit.enumerate import TOLERANCE as TOLERANCE
 from foretoken.audit.report import largest
 from foretoken.audit.table import TableLM, TableRows, random_table
 from foretoken.core.interfaces import Drafter, DraftSession

@@ -23,7 +23,7 @@ def _or_refuse(failed: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a NUL in a name
         context = error.__context__  # torch.save raises a RuntimeError of its own as it handles the system's
-        cause = context if isinstance(context, OSError) and not isinstance(error, OSError) else error
+        cause = context if isinstance(context, OSError) and isinstance(error, RuntimeError) else error
         raise ForetokenError(f"{failed}: {getattr(cause, 'strerror', None) or cause}.") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-FORGET = 0.97  # weight of what was counted before, when a step is counted: about the last 30 steps matter
+FORGET = 0.97  # weight of what was counted before, when a draft is counted: about the last 30 drafts matter
 HOPE, WEIGHT = 0.7, 1.5  # acceptance assumed of an unknown drafter and at a new try, and its weight in trials
 FLAT = 1e-9  # the least surprise, in nats, and the least number of rejections per nat, by which is divided
 

@@ -20,7 +20,8 @@ time of all, and the depth stays one for all.
 
 After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
 decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
-share and the first tries, whatever the estimates say.
+share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt within a few
+tries: a drafter that takes tens of plain steps per draft costs some of those.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -47,6 +48,7 @@ SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in whi
 PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
+LEAST = 1e-3  # plain steps that a draft is expected to take at least, by which is divided
 
 
 def expected_extra(sizes: Sequence[int], extra: tuple[float, float, float] = EXTRA) -> tuple[float, ...]:
@@ -171,7 +173,7 @@ class Costs:
     @property
     def _scale(self) -> float:
         """What drafted steps took beyond one unit, as a share of what was expected, which weighs as one step itself."""
-        once = sum(self.extra) / max(len(self.extra) - 1, 1)
+        once = max(sum(self.extra) / max(len(self.extra) - 1, 1), LEAST)
         return max((self.drafted[0] + once) / (self.drafted[1] + once), 0.0)
 
     def like(self) -> "Costs":

@@ -397,7 +397,8 @@ def _stamp(function: FunctionType) -> str:
     That is its file, the files of the functions of this package that it calls, directly or through others, the
     constants that any of them names, and the files that say how functions are compiled.
     """
-    parts = {__name__: _content(Path(__file__)), copied.__name__: _content(Path(copied.__file__))}
+    here = Path(__file__)
+    parts = {name: _content(here.with_name(f"{name}.py")) for name in ("compile", "copied", "addresses")}
     _collect(function, parts)
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 

@@ -123,8 +123,8 @@ def compare(
 class Row:
     """All runs of one method at one temperature and batch size. A ratio is None where the other side did not run.
 
-    The other fields are medians of those of Measurement and its run, and None where all of these are.
-
+    system, method, verifier, batch, temperature: as in Measurement.
+    num_runs: the number of runs.
     vs_plain, vs_transformers: tokens/s over those of our plain decoding, and of transformers' plain one, at the same
         batch size.
     decoding_vs_plain: as vs_plain, but after the first tokens, that is without the prefill.
@@ -132,6 +132,8 @@ class Row:
     block_efficiency, acceptance_rate: tokens per step, and the share of draft tokens that were emitted (None if nothing
         was drafted), over all runs together.
     ms_per_token: milliseconds by part of the work, see `_parts`.
+
+    The other fields are medians of those of the runs, None where all of these are.
     """
 
     system: str

@@ -20,7 +20,9 @@ Progress = Callable[[str], None]  # shows a line about what is done now
 class Block:
     """One prompt in one round at one sampling temperature.
 
-    number, round, prompt: of the block among all of a measurement, of the round and of the prompt, from 0.
+    number: the block's place among all blocks of a measurement, from 0.
+    round, prompt: the places of its round and of its prompt, from 0.
+    temperature: the sampling temperature.
     label: the block in words, for progress.
     """
 

@@ -211,7 +211,8 @@ def for_drafting(lm: CausalLM) -> CausalLM:
 def load_frozen(source: str, device: torch.device, dtype: torch.dtype | None = None) -> CausalLM:
     """Load a causal LM with plain torch weights that take no gradients; gradients can flow through them to its inputs.
 
-    source, device, dtype: as in `load_model`, but None means float32 on a CPU, where plain torch is slow in 16 bits.
+    source, device, dtype: as in `load_model`, but for a dtype of None. On a CPU, where plain torch is slow in 16 bits,
+        it is float32, and on a GPU that of the checkpoint.
     """
     if dtype is None and device.type == "cpu":
         dtype = torch.float32

@@ -284,10 +284,11 @@ class Batch:
         enough: a number of rows that is tried before any smaller one.
         """
         vars(self).pop("_decoder", None)  # first, since its memory may be what lacks
-        while "_decoder" not in vars(self):
+        while True:
             self._room = rows
             try:
                 self._decoder = self._open(rows)
+                break
             except Exception as error:
                 if rows == 1:
                     raise

@@ -39,7 +39,7 @@ from foretoken.verify.acceptance import iid_optimum
 from foretoken.verify.hub import HubRule
 from foretoken.verify.ratio_groups import Grouping, by_near_ratio, by_ratio
 from foretoken.verify.rejection import recursive_row
-from foretoken.verify.rule import TINY, Kinds, Rule, as_numpy, count_chances, draws_one, is_one_draw
+from foretoken.verify.rule import TINY, Kinds, Rule, as_numpy, count_chances, draws_one, is_one_draw, is_single
 from foretoken.verify.thresholds import thresholds
 
 HUB = HubRule()
@@ -130,8 +130,15 @@ def transport_row(p: Float[Tensor, " v"], siblings: Siblings, grouping: Grouping
 
 
 def as_iid(law: Law) -> IID:
-    """Return a `law` that makes i.i.d. draws, or a single draw of another kind, as i.i.d. draws."""
-    return law if isinstance(law, IID) else IID(law.k)
+    """Return `law` as i.i.d. draws, which a single draw is under other laws too.
+
+    Raises ForetokenError for several draws that are not i.i.d.
+    """
+    if isinstance(law, IID):
+        return law
+    if is_single(law):
+        return IID(law.k)
+    raise ForetokenError(f"Transport is not lossless for law {law.name} with {law.k} draws: draw them i.i.d.")
 
 
 @lru_cache(maxsize=256)
