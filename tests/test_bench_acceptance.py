@@ -13,6 +13,7 @@ from benchmarks.papers.shaped import Flattened, Likeliest, ShapedDrafter, flatte
 from benchmarks.papers.steps import Course, Sample
 from benchmarks.papers.steps import run as counted
 from foretoken.audit import decoding
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.cli.options import load_engine
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.draft.lm import LMDrafter
@@ -144,7 +145,7 @@ def test_paths_have_the_targets_law(rule: str) -> None:
     """i.i.d. paths that share their beginnings: the number of draws below a node is that of the paths through it."""
     case = table_decoding(VERIFIERS[rule], IID, Paths(2, 2), 2)
     law, accepted = decoding.enumerate_law(case)
-    assert decoding.deviation(law, decoding.own_law(case)) <= decoding.TOLERANCE
+    assert decoding.deviation(law, decoding.own_law(case)) <= TOLERANCE
     assert accepted > 0.5
 
 

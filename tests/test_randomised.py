@@ -10,9 +10,9 @@ from torch import Tensor
 import foretoken
 import tiny
 from engines import demo_engine
-from foretoken.audit import decoding
 from foretoken.audit import enumerate as exact
 from foretoken.audit.decoding import Decoding
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.audit.table import TableLM, random_table
 from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError
@@ -97,7 +97,7 @@ def test_whole_decodings_have_the_targets_law(rule, policy, v, a):
     """Beside the shapes that test_audit_exact has for every rule, by coins of probability 0.5."""
     case = randomised_decoding(VERIFIERS[rule], policy, a, v)
     worst, accepted = off_target(case)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     assert accepted > 0.1
 
 
@@ -111,7 +111,7 @@ def test_settings_and_end_of_text(sampling):
     case = randomised_decoding(
         VERIFIERS["transport"], static.StaticTree((-1, 0, 0, 1)), 0.6, 3, sampling=sampling, eos_ids=frozenset({2})
     )
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
 
 
 # Real models.

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from foretoken.engine import Engine
 from foretoken.models.target import LMTargetSession
 from foretoken.serve.prefix import BLOCK
-from listening import alone, asked, finish, job, load
+from listening import Listener, alone, asked, finish, job, load
 from listening import folders as folders  # fixtures
 from listening import work as work
 from serving import NAME, toy_engine
@@ -90,6 +90,25 @@ def test_a_prompt_that_fails_fails_alone(folders, work, monkeypatch):
     assert bad.news[-1].message.startswith("The memory did not suffice")
     assert good.ids == alone(engine, TEXT[:9], 3, 4).token_ids
     assert worker.alive
+
+
+def test_a_prompt_that_nobody_waits_for_any_more_is_not_scored_to_its_end(folders, work, monkeypatch):
+    engine = load(folders, None)
+    whole, sizes, worker = LMTargetSession.score, list[int](), work(engine, max_batch=2)
+
+    def score(self: LMTargetSession, sequences: list, trees: list) -> list:
+        sizes.append(len(trees[0]))
+        worker.cancel(tickets[0])
+        return whole(self, sequences, trees)
+
+    monkeypatch.setattr(LMTargetSession, "score", score)
+    gone, other = Listener(), Listener()
+    scored, after = replace(job(engine, TEXT[: 3 * BLOCK], 3, 4), scores_prompt=True), job(engine, TEXT[:9], 3, 1)
+    tickets = [worker.submit(scored, gone), worker.submit(after, other)]
+    finish(worker, other)
+    worker.stop()
+    assert gone.news == []
+    assert sum(size > 1 for size in sizes) == 1
 
 
 @pytest.mark.parametrize("new", [0, 1, 6])

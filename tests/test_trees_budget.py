@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretoken.audit import decoding
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.core import laws
 from foretoken.core.budgeted import law_with, number
 from foretoken.core.draws import draw_iid
@@ -39,7 +39,7 @@ def test_whole_decodings_have_the_targets_law(name: str, family: LawFamily) -> N
     case = table_decoding(VERIFIERS[name], family, EAGER, v, seed=v)
     assert any(len(set(s.draws)) > 1 for tree, *_ in trees(case) for s in tree.siblings if s is not None)
     worst, accepted = off_target(case)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     assert accepted > 0.1
 
 
@@ -48,7 +48,7 @@ def test_hub_and_iid_nodes_side_by_side() -> None:
     policy = replace(EAGER, hub=True, budget=5)
     case = table_decoding(VERIFIERS["transport"], IID, policy, 3, sampling=Sampling(temperature=0.35))
     assert {type(s.law) for tree, *_ in trees(case) for s in tree.siblings if s is not None} == {IID, Hub}
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", SAMPLED)
@@ -200,7 +200,7 @@ def test_whole_decodings_with_an_account_have_the_targets_law(name: str, family:
         VERIFIERS[name], family, Recording(1, depth=3, most_draws=2, mismatch=0.15), 2, seed=2, num_tokens=4
     )
     worst, accepted = off_target(case)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     assert accepted > 0.1
     assert len(pasts) > 2
     assert min(past.saved for past in pasts if past is not None) < 0  # ahead of its account
@@ -234,7 +234,7 @@ def peeking(laws, q, u):
 def test_what_depends_on_the_draw_that_it_decides_about_is_caught(lossy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same drafter, the same draws: exact if all of them are kept, off by far otherwise."""
     case = table_decoding(VERIFIERS["transport"], IID, Pairs(3, depth=1, most_draws=2), 3)
-    assert off_target(case)[0] <= decoding.TOLERANCE
+    assert off_target(case)[0] <= TOLERANCE
     monkeypatch.setattr("foretoken.draft.lm.draw_each", lossy)
     assert off_target(case)[0] > 0.01
 

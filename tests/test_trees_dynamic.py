@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from foretoken.audit import decoding
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.limits import MAX_NODES
@@ -106,7 +106,7 @@ def test_whole_decodings_have_the_targets_law(policy: TreePolicy, temperature: f
     """The drafter's cache included: nodes that were scored and then left out are forgotten."""
     case = table_decoding(MATCH, Opaque, policy, 3, sampling=Sampling(temperature=temperature), num_tokens=4)
     worst, accepted = off_target(case)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     assert accepted > 0.1
 
 

@@ -6,7 +6,8 @@ from math import prod
 
 import pytest
 
-from foretoken.audit.decoding import TOLERANCE, Shape, measure
+from foretoken.audit.decoding import Shape, measure
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.core.laws import IID, Opaque, Paths, WithoutReplacement
 from foretoken.core.tree import TokenTree
 from foretoken.names import tree_policy

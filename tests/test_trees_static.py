@@ -2,7 +2,8 @@
 
 import pytest
 
-from foretoken.audit.decoding import TOLERANCE, Shape, measure
+from foretoken.audit.decoding import Shape, measure
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID
 from foretoken.core.random import seeded

@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 import torch
 
-from foretoken.audit import decoding
+from foretoken.audit.enumerate import TOLERANCE
 from foretoken.core.laws import IID, Hub, Opaque, WithoutReplacement
 from foretoken.core.policy import Plan, TreePolicy
 from foretoken.core.random import seeded
@@ -154,7 +154,7 @@ def enumerated(rule, family: LawFamily, policy, v: int = 2, num_tokens: int = 3,
 )
 def test_trees_are_exact_and_longer_than_node_by_node(block: str, family: LawFamily) -> None:
     worst, accepted = enumerated(VERIFIERS[block], family, UNEVEN)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     by_node = enumerated(VERIFIERS[block].rule, family, UNEVEN)[1]
     assert accepted > by_node + (1e-3 if family is IID else -1e-12)  # two of two tokens: always accepted
 
@@ -172,7 +172,7 @@ def test_whole_decodings_with_a_chain(name: str, family: LawFamily, monkeypatch:
         if as_tree:
             monkeypatch.setattr("foretoken.verify.block.is_chain", lambda _: False)
         worst, accepted = enumerated(VERIFIERS[name], family, static.chain(3), v=3, num_tokens=4)
-        assert worst <= decoding.TOLERANCE
+        assert worst <= TOLERANCE
         assert accepted == pytest.approx(by_block, abs=1e-12)
 
 
@@ -205,7 +205,7 @@ class Entangled(TreePolicy):
 @pytest.mark.usefixtures("unchecked")
 def test_numbers_that_depend_on_other_branches_are_exact() -> None:
     worst, accepted = enumerated(TRANSPORT, IID, Entangled(), num_tokens=4, seed=4)
-    assert worst <= decoding.TOLERANCE
+    assert worst <= TOLERANCE
     assert accepted > 1
 
 
