@@ -97,18 +97,19 @@ def test_a_prompt_that_nobody_waits_for_any_more_is_not_scored_to_its_end(folder
     whole, sizes, worker = LMTargetSession.score, list[int](), work(engine, max_batch=2)
 
     def score(self: LMTargetSession, sequences: list, trees: list) -> list:
-        sizes.append(len(trees[0]))
-        worker.cancel(tickets[0])
+        if len(trees[0]) > 1:  # a piece of the prompt
+            sizes.append(len(trees[0]))
+            worker.cancel(tickets[0])
         return whole(self, sequences, trees)
 
     monkeypatch.setattr(LMTargetSession, "score", score)
     gone, other = Listener(), Listener()
-    scored, after = replace(job(engine, TEXT[: 3 * BLOCK], 3, 4), scores_prompt=True), job(engine, TEXT[:9], 3, 1)
+    scored, after = replace(job(engine, TEXT[: 3 * BLOCK], 3, 4), scores_prompt=True), job(engine, TEXT[:9], 3, 12)
     tickets = [worker.submit(scored, gone), worker.submit(after, other)]
     finish(worker, other)
     worker.stop()
     assert gone.news == []
-    assert sum(size > 1 for size in sizes) == 1
+    assert len(sizes) == 1
 
 
 @pytest.mark.parametrize("new", [0, 1, 6])
