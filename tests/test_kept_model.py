@@ -238,7 +238,7 @@ print(sorted({"transformers.modeling_utils", "torch._dynamo", "torch.distributed
 """
 
 
-@pytest.mark.parametrize(("drafter", "kind"), [("ngram", None), *one_in(2, [("auto", None), ("auto", "q8_0")])])
+@pytest.mark.parametrize(("drafter", "kind"), one_in(3, [("auto", None), ("ngram", None), ("auto", "q8_0")]))
 def test_the_second_start_imports_no_modelling_code(tmp_path: Path, drafter: str, kind: str | None) -> None:
     """Lookups are for GGUF files here, a model that drafts for itself for a folder."""
     if drafter == "ngram":
