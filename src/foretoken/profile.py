@@ -52,7 +52,8 @@ class Profile:
         """Refuse another machine, and models that the profile was not made for.
 
         path: the profile's file, for the error.
-        target, drafter: the target that is to be used, and `Engine.fingerprint` of the engine.
+        target: the target that is to be used.
+        drafter: `Engine.fingerprint` of the engine.
         """
         from foretoken.models.identity import fingerprint, host  # takes seconds
 

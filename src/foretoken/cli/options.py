@@ -270,7 +270,8 @@ def demo_folder() -> Path:
 def resolve_models(target: str | None, drafter: str | None) -> tuple[str, str]:
     """Return the names of the target and the drafter, defaults filled in where they are None.
 
-    target, drafter: the demo target by default, and the demo drafter for that one, "auto" for another one.
+    target: the demo target by default.
+    drafter: by default the demo drafter for the demo target, "auto" for another one.
     """
     if target is None:
         return str(demo_folder() / "target"), str(demo_folder() / "drafter") if drafter is None else drafter
@@ -283,7 +284,8 @@ def check_models(
     """Refuse, before torch is imported, models, trees, rules and the like that cannot be.
 
     target, drafter: their names; None: the defaults of `resolve_models`.
-    profile, device: a profile's file, which must be readable, and a device's name; None: the default.
+    profile: a profile's file, which must be readable; None: there is none.
+    device: a device's name; None: the default.
     named: further options, as `recipe.check_engine` takes them.
     """
     from foretoken.profile import read_profile
@@ -376,7 +378,8 @@ def check_own(out: str, keys: tuple[str, ...], what: str) -> None:
 
     An earlier run's file, or an empty one, may be replaced.
 
-    keys, what: those of the first JSON value in an earlier run's file, and what such a file is called in errors.
+    keys: those of the first JSON value in an earlier run's file.
+    what: what such a file is called in errors.
     """
     path = Path(out)
     check_file(path)

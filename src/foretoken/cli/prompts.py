@@ -17,7 +17,8 @@ def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool,
 
     prompt: a text; "-" reads it from stdin; None takes the demo prompt if the target `is_demo`, unless `chat`.
     batch_file: a JSONL file of many prompts, in place of `prompt`; "-" reads it from stdin.
-    chat, system: whether a text is a user's message, to be answered, and the system message before it, if any.
+    chat: whether a text is a user's message, to be answered.
+    system: the system message before it, if any.
     Raises ForetokenError where there is no prompt, or one that cannot be used.
     """
     if batch_file is not None:

@@ -109,7 +109,8 @@ def open_journal(path: str, engine: "Engine", settings: dict[str, Any]) -> "Iter
     Measurements of other settings, models, machines or versions are not used. What becomes of the file is printed on
     stderr.
 
-    engine, settings: whose models are measured, and all else that the measurements depend on, as JSON values by name.
+    engine: whose models are measured.
+    settings: all else that the measurements depend on, as JSON values by name.
     """
     from foretoken.measure.results import Journal
     from foretoken.models.identity import fingerprint, host, versions

@@ -91,9 +91,11 @@ class Growth:
     ) -> None:
         """Add the children of m nodes. Children that were not sampled are recorded by `finish`, which keeps only some.
 
-        nodes, laws: the parents, and the law of the children of each [m].
+        nodes: the parents [m].
+        laws: the law of the children of each parent [m].
         q: the weights that they were drawn from, over the target's vocabulary [m, v]; not used if they are opaque.
-        draws, states: per node the drawn ids, of the target's vocabulary, and the policy's state of each draw.
+        draws: per node the drawn ids, of the target's vocabulary.
+        states: per node the policy's state of each draw.
         weights: per node q of each draw; None where the product of q is not needed.
         """
         for i, (node, drawn, of_drawn) in enumerate(zip(nodes, draws, states, strict=True)):

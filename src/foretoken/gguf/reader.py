@@ -39,7 +39,8 @@ class Reader(GGUFReader):
     ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
         """Return the size of a value in bytes, its parts, which of them are data, and its types.
 
-        orig_offs, raw_type: where it begins in the file, and the number of its type.
+        orig_offs: where it begins in the file.
+        raw_type: the number of its type.
         """
         if raw_type != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, int(raw_type))

@@ -100,7 +100,8 @@ def write_stored(
 
     The library's own `save_file` needs all tensors in memory at once.
 
-    tensors, path: what the file is to hold, in this order, and the file to write.
+    tensors: what the file is to hold, in this order.
+    path: the file to write.
     progress: called with the number of values written so far, and that of all.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"} | {x.name: x.kind for x in tensors if x.kind}}

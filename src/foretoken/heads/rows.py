@@ -201,7 +201,8 @@ class HeadRows(ABC):
     def _place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
         """Set the slots of the next forward, that of the nodes from firsts[row] of each row's tree on; return its mask.
 
-        trees, lengths: per row its whole tree, and the number of slots before those of the tree.
+        trees: the whole tree of each row.
+        lengths: per row the number of slots before those of its tree.
         """
         assert self.cache is not None
         counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]

@@ -59,7 +59,8 @@ def parallel(mlps, model, embedded, states, out, threads):
     """Fill out with the states that Gumiho's MLPs make of the first two drafted tokens of n sequences.
 
     mlps: the model's Mlps; None in other models, for which nothing is done.
-    model, threads: a Model, and as in `enter`.
+    model: a Model.
+    threads: as in `enter`.
     embedded: the embeddings of both tokens, two neighbouring rows per sequence [2n, d].
     states: the states that these tokens were drawn from, in the same order [2n, d].
     out: is filled with the states of the first j MLPs [n, j, d].

@@ -32,7 +32,22 @@ SUMS = 4  # the first registers hold sums; then come those of rows, then those o
 
 
 @written(INDEX, FLAG, *[INDEX] * 8, FLAG, INDEX, INDEX)
-def matrix_tile(b: Any, units: Any, fetch: Any, x: Any, x_row: Any, rows: Any, w: Any, w_row: Any, groups: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
+def matrix_tile(
+    b: Any,
+    units: Any,
+    fetch: Any,
+    x: Any,
+    x_row: Any,
+    rows: Any,
+    w: Any,
+    w_row: Any,
+    groups: Any,
+    y: Any,
+    y_row: Any,
+    fresh: Any,
+    ahead: Any,
+    pace: Any,
+) -> None:
     """Compute y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c], r < rows <= 32, c < 16 units.
 
     b: the builder of the LLVM instructions.

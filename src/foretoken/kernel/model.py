@@ -230,7 +230,8 @@ def scores(states, head, logits, threads):
 def score(model, tokens, nodes, factor, wanted, out, threads):
     """Fill out with the logits after each node, or with softmax(factor logits) if factor > 0.
 
-    model, nodes: a Model that is a language model, and Nodes.
+    model: a Model that is a language model.
+    nodes: its Nodes.
     tokens: ids of the nodes' tokens [batch * n] int64.
     factor: 1 / temperature, or 0 for logits, in float32.
     wanted: a Wanted, which is filled.

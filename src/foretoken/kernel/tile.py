@@ -50,7 +50,22 @@ FORMS = (WHOLE, HALVED, DOTTED) if DOTS else (WHOLE, HALVED)
 
 
 @written(*[types.intp] * 10, types.boolean, types.intp, types.intp)
-def tile(b: Any, number: Any, form: Any, fetch: Any, x: Any, x_row: Any, w: Any, w_row: Any, words: Any, y: Any, y_row: Any, fresh: Any, ahead: Any, pace: Any) -> None:  # fmt: skip  # noqa: E501
+def tile(
+    b: Any,
+    number: Any,
+    form: Any,
+    fetch: Any,
+    x: Any,
+    x_row: Any,
+    w: Any,
+    w_row: Any,
+    words: Any,
+    y: Any,
+    y_row: Any,
+    fresh: Any,
+    ahead: Any,
+    pace: Any,
+) -> None:
     """Compute one of TILES: y[r, c] = (0 if fresh else y[r, c]) + sum over k of x[r, k] w[k, c].
 
     It has `rows` rows and 16 `units` columns.

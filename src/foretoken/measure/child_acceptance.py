@@ -50,7 +50,8 @@ class ChildAcceptance:
 def check_children(rule: Verifier, children: int) -> None:
     """Refuse a rule whose acceptance cannot be measured, since it is not lossless for so many children of a node.
 
-    rule, children: the verifier, by the first of whose laws children are drawn, and their number at each node.
+    rule: the verifier, by the first of whose laws children are drawn.
+    children: their number at each node.
 
     Raises ForetokenError.
     """
@@ -89,10 +90,10 @@ def child_acceptance(
 ) -> ChildAcceptance:
     """Return the acceptance of each child by a `rule`, a mean over the positions of a text.
 
-    family, children: the kind of law by which children are drawn, and their number k at each node; for the opaque law
-        they are the drafter's likeliest tokens.
-    text, temperature: the logits of both models, and their temperature; for the opaque law the drafter's is 1, which
-        does not change the order of tokens.
+    family: the kind of law by which children are drawn; by the opaque law they are the drafter's likeliest tokens.
+    children: their number k at each node.
+    text: the logits of both models.
+    temperature: that of both; for the opaque law the drafter's is 1, which does not change the order of tokens.
     seed: of the draws.
     """
     opaque = family is Opaque  # ranked by any score; at temperature 0 q would be one-hot
@@ -123,9 +124,11 @@ def sampled(
 ) -> Float[Tensor, "n m k"]:
     """Return P(the emitted token is the j-th draw | the draws) [n, m, k]; 0 for a draw that repeats an earlier one.
 
-    rule, law: the verifier, and how the k children of a node are drawn.
+    rule: the verifier.
+    law: how the k children of a node are drawn.
     p, q: distributions of the target and of the drafter at n nodes [n, v].
-    num_draws, seed: the number m of times that the children of each node are drawn, and the seed of the draws.
+    num_draws: the number m of times that the children of each node are drawn.
+    seed: that of the draws.
     """
     rng = torch.Generator().manual_seed(seed)
     mass = torch.zeros(len(p), num_draws, law.k, dtype=torch.float64)
@@ -167,7 +170,8 @@ def read(path: Path, settings: Mapping[str, Any]) -> ChildAcceptance | None:
 def write(found: ChildAcceptance, path: Path, settings: Mapping[str, Any]) -> None:
     """Write a JSON file that the tree `sequoia:N@FILE` reads; it is moved into place when it is complete.
 
-    found, settings: the result, and the settings of this run, by name.
+    found: the result.
+    settings: those of this run, by name.
     path: the file, replaced if it exists.
     """
 

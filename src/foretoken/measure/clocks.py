@@ -128,7 +128,8 @@ def _call(method: WeakMethod[Callable[..., Any]], *args: Any, **kwargs: Any) -> 
 def timed(lm: CausalLM, scoring: Clock, forwards: Clock) -> CausalLM:
     """Return a copy of the model `lm`, with shared weights, whose rows run clocks.
 
-    scoring, forwards: run while its rows work (masks, cache and forward), and during the model's own part of that.
+    scoring: runs while its rows work: masks, cache and forward.
+    forwards: runs during the model's own part of that.
     """
 
     def put_on(rows: Rows) -> None:

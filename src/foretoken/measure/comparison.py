@@ -32,7 +32,8 @@ class Measurement:
     verifier: the name of the rule; None where nothing is drafted, and for transformers.
     batch: the number of prompts.
     prompt: the number, from 1, of the first of the run's prompts.
-    round, order: numbers, from 0, of the round, and of the method's place among those that ran on this block.
+    round: number of the round, from 0.
+    order: the method's place among those that ran on this block, from 0.
     """
 
     system: str
@@ -92,7 +93,9 @@ def compare(
 ) -> Iterator[Measurement]:
     """Run every method on every prompt, and yield each result at once.
 
-    methods, temperatures, rounds: what is compared, at which sampling temperatures, and how often.
+    methods: what is compared.
+    temperatures: the sampling temperatures.
+    rounds: how often every method runs on every prompt.
     prompts: the ids of each prompt. A batch takes the block's prompt and those after it; the first follows the last.
     max_new_tokens: the most tokens of each text.
     seed: of the first block; each block has one of its own.
@@ -252,7 +255,8 @@ def report(header: dict[str, Any], rows: Sequence[Row], interrupted: bool) -> Re
     """Return the report of a comparison, with a table per temperature and batch size.
 
     header: machine, models and settings, as plain values by name; its "label" is shown above each table.
-    rows, interrupted: as `summarise` returns them, and whether Ctrl-C ended the comparison early.
+    rows: as `summarise` returns them.
+    interrupted: whether Ctrl-C ended the comparison early.
     """
     found = Report("foretoken bench", header, [], interrupted, {"rows": [asdict(row) for row in rows]})
     for (temperature, batch), shown in _panels(rows).items():

@@ -92,7 +92,8 @@ class Workload:
     def run(self, engine: Engine, i: int, seed: int, new: int | None = None) -> Continued:
         """Let an `engine` continue the prompt with index `i`; the run does not stop at an end-of-text token.
 
-        seed, new: the seed of the draws, and the number of new tokens; None for `max_new_tokens`.
+        seed: that of the draws.
+        new: the number of new tokens; None for `max_new_tokens`.
         """
         engine = replace(engine, eos_ids=frozenset(), tokenizer=None)
         begin, tokens = None, []
@@ -121,7 +122,8 @@ def continued(
 ) -> dict[str, Runs]:
     """Run every engine on the blocks `every` of a workload, in turn, and return the runs of each, by name.
 
-    engines, workload: {name: engine}, and what is run.
+    engines: {name: engine}.
+    workload: what is run.
     progress: shows what runs.
     journal: keeps what was measured, block by block, so that it is not run again; None for no such file.
     cold: whether each engine is to run a few tokens first, unmeasured.

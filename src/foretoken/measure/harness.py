@@ -52,7 +52,8 @@ def blocks(rounds: int, prompts: int, temperatures: Sequence[float]) -> list[Blo
 class Turn(Generic[B, R]):
     """The result of one method on one block.
 
-    order, last: its place among the methods on this block, from 0, and whether it was the last of them.
+    order: its place among the methods on this block, from 0.
+    last: whether it was the last of them.
     """
 
     name: str

@@ -25,7 +25,8 @@ class Run:
     num_tokens: new tokens.
     num_target_forwards: forwards of the target; a batched one counts once for each sequence.
     num_drafted, num_accepted: draft tokens, and those of them that were emitted.
-    wall_s, ttft_s: from the call to the return, and to the first token of any sequence.
+    wall_s: from the call to the return.
+    ttft_s: from the call to the first token of any sequence.
     forward_s: inside calls of the target and the drafter.
     scoring_s: inside our rows' score, extend and keep, which are those calls, masks and cache; None for transformers.
     memory_bytes_per_token: growth of memory after the first step, per new token; None where it is not known.
@@ -33,7 +34,8 @@ class Run:
     texts: the new ids of each sequence.
     cpu_s: CPU time of this thread.
     target_s: inside the target's rows; None for transformers.
-    drafting_s, own_s: of drafting, and of that outside of the drafter's model; None where it is not measured.
+    drafting_s: of drafting; None where it is not measured.
+    own_s: of drafting, outside of the drafter's model; None where it is not measured.
     num_nodes, num_empty: nodes that were to have children, and those of them where the drafter drew no token.
     """
 
@@ -127,7 +129,8 @@ class Transformers:
     """transformers' `generate` as a way of generating.
 
     name: of this way, for example "plain" or "assisted 5".
-    model, assistant: the target, and the drafter; None where no model drafts.
+    model: the target.
+    assistant: the drafter; None where no model drafts.
     batch: the number of prompts of one run.
     arguments: further keyword arguments of generate.
     assistant_settings: fields that are set in the drafter's generation config, where generate looks for them.
@@ -200,7 +203,8 @@ class Watch(BaseStreamer):
     """A streamer of transformers that takes the time of the first tokens, and samples memory at every step.
 
     begun: when it was made, as the run began, in seconds of `time.perf_counter`.
-    first_s, num_first: seconds from then to the first new tokens, and the number of these.
+    first_s: seconds from then to the first new tokens.
+    num_first: the number of these.
     """
 
     def __init__(self, memory: MemoryGrowth) -> None:

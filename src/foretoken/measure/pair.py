@@ -26,7 +26,8 @@ NO_DEPTH = 5  # draft tokens of transformers' constant schedule where no chain i
 class Pair:
     """The models of one benchmark, as our engine and as transformers loads them.
 
-    target, drafter: transformers' copies; drafter None unless it is a language model with the target's vocabulary.
+    target: transformers' copy of the target.
+    drafter: that of the drafter; None unless it is a language model with the target's vocabulary.
     label: a remark on the figures, so that nobody takes a synthetic cost for a real one.
     num_params: the number of the target's parameters.
     """
@@ -106,7 +107,8 @@ def methods(
     Theirs are plain, and at batch size 1 also assisted by the same drafter: once with the depth of the first chain as a
     constant number of draft tokens, and once with transformers' defaults.
 
-    pair, batches: the models, and the batch sizes.
+    pair: the models.
+    batches: the batch sizes.
     trees, verifier, draft_probability: of our engine's recipes, as in Recipe.
     top_p: as in `Engine.generate`, for all methods.
     """

@@ -32,7 +32,8 @@ def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) ->
     """Refuse a file whose results were measured with other settings; raises ForetokenError.
 
     path: the file, for the error.
-    record, settings: what the file says, and what it must say, by name.
+    record: what the file says.
+    settings: what it must say, by name.
     """
     for key, value in settings.items():
         if record.get(key) != json.loads(json.dumps(value)):
@@ -44,7 +45,8 @@ def check(path: Path, record: Mapping[str, Any], settings: Mapping[str, Any]) ->
 def write_lines(path: str, records: Iterable[Mapping[str, Any]], header: Mapping[str, Any]) -> None:
     """Write a JSONL file at `path` with a line per record; a file that exists is replaced.
 
-    records, header: JSON values by name, and further ones that are added to every line.
+    records: JSON values by name.
+    header: entries that are added to every line.
     """
     text = "".join(json.dumps({**record, **header}) + "\n" for record in records)
     files.write(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -27,7 +27,8 @@ class ScoredText:
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v"]]:
         """Return p and q after each position, float64 [n, v] each.
 
-        temperature, draft_temperature: the target's, 0 for one-hot p, and the drafter's; None for the target's.
+        temperature: the target's, 0 for one-hot p.
+        draft_temperature: the drafter's; None for the target's.
         """
         q_temperature = temperature if draft_temperature is None else draft_temperature
         p = Sampling(temperature=temperature)(self.target.double())
@@ -51,7 +52,8 @@ def written(
     """Return the ids that the target alone writes after each prompt; end-of-text tokens do not end a text.
 
     engine: the models; its drafter is not used.
-    prompts, num_tokens: the ids of each prompt, and the number of new tokens of each text.
+    prompts: the ids of each prompt.
+    num_tokens: the number of new tokens of each text.
     temperature, seed: as in `Engine.generate`.
     """
     endless = replace(plain(engine), tokenizer=None, eos_ids=frozenset())

@@ -190,7 +190,9 @@ def bare_model(folder: Path, dtype: torch.dtype | None = None) -> HFModel:
 def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
     """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
 
-    config, generation, dtype: its configuration, which names its class, that of its generation, and its dtype.
+    config: its configuration, which names its class.
+    generation: the configuration of its generation.
+    dtype: its dtype.
     """
     from transformers import AutoModelForCausalLM  # takes seconds
 

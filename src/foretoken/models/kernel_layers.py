@@ -130,7 +130,8 @@ class KernelSlots(Slots):
         """Allocate the cache.
 
         layers: the weights.
-        batch, slots: rows, and slots per row.
+        batch: the number of rows.
+        slots: slots per row.
         host: a cache of the same shape whose memory is used instead; None: memory of its own.
         """
         from foretoken.kernel.model import Model

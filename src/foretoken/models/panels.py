@@ -53,7 +53,8 @@ class PanelLinear(nn.Module):
     ) -> None:
         """Lay out the weights of a layer.
 
-        linear, arena: the layer, which is not changed, and where the panels are allocated.
+        linear: the layer, which is not changed.
+        arena: where the panels are allocated.
         dtype: what the layer computes in, by default the dtype of its weight.
         files: the mapped files of which `linear` may hold views; pages that were read are given back to the system.
         """

@@ -61,7 +61,8 @@ def llama_config(config: Mapping[str, Any], name: str) -> Any:
 
     Entries that it lacks have Llama's defaults, since transformers writes only those that differ.
 
-    config, name: the entries of the config.json, and its name for messages.
+    config: the entries of the config.json.
+    name: its name for messages.
 
     Raises ForetokenError where transformers refuses the entries.
     """
@@ -81,7 +82,9 @@ def llama_config(config: Mapping[str, Any], name: str) -> Any:
 def configured(config: Any, dim: int, name: str, device: torch.device) -> Rotary:
     """Return the rotary positions that a configuration describes.
 
-    config, name: from `llama_config`, and as there; its head_dim is set to `dim`, the width of an attention head.
+    config: from `llama_config`; its head_dim is set to `dim`.
+    dim: the width of an attention head.
+    name: as in `llama_config`.
     device: where the frequencies are to be.
 
     Raises ForetokenError for a kind of scaling that is not known, and for one whose numbers are missing or do not fit.

@@ -122,7 +122,8 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
     """Write what a skeleton consists of, apart from weights, into a `folder`.
 
     modules: from `modules_of`.
-    model, layout: the same model, packed, and its layout.
+    model: the same model, packed.
+    layout: its layout.
     """
     planes = [[[plane.heads, plane.dim] for plane in pair] for pair in layout.planes if pair is not None]
     config = model.config

@@ -145,7 +145,8 @@ class StaticForward:
     ) -> None:
         """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
-        model, name: the model or draft head, and its name for messages.
+        model: the model or draft head.
+        name: its name for messages.
         planes: the shapes of what each layer keeps per token.
         compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
         step: the plain forward, called with the arguments of the function `step`, `model` first.

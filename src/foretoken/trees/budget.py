@@ -272,7 +272,8 @@ def decide(
     below: its forecast for the children, as `forecast` returns it for their levels to go [2, hardness, price].
     left: the largest number of expected nodes.
     least: the lowest price, as an index in PRICES.
-    most, most_draws: the largest numbers of draws on the level, and at one node.
+    most: the largest number of draws on the level.
+    most_draws: the largest number of draws at one node.
     independent, hub_share: as in `law_for`.
 
     Returns the price of a node, as an index in PRICES; the largest number of draws on the level that the decision

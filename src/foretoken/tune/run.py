@@ -63,7 +63,8 @@ class Measured:
 def profile_of(engine: Engine, measured: Sequence[Measured], report: Report) -> Profile:
     """Add the table of all recipes to a report, and return the profile of the fastest one, which may be plain decoding.
 
-    engine, measured: the models, whose drafter is tuned, and what `halved` returned.
+    engine: the models, whose drafter is tuned.
+    measured: what `halved` returned.
     report: the report, whose header becomes the profile's settings.
     """
     _table(report, measured)
@@ -100,10 +101,13 @@ def halved(
 ) -> list[Measured]:
     """Measure recipes by successive halving, and return all of them, those with more runs first, then by speed.
 
-    engine, workload: the models, whose drafter is tuned, and the prompts to continue.
-    tried, best: the recipes, without plain decoding, and how many of them are kept to the end at least.
+    engine: the models, whose drafter is tuned.
+    workload: the prompts to continue.
+    tried: the recipes, without plain decoding.
+    best: how many of them are kept to the end at least.
     rounds: how often every prompt is run.
-    journal, progress: keeps what was measured, prompt by prompt, and shows what runs.
+    journal: keeps what was measured, prompt by prompt.
+    progress: shows what runs.
     """
     runs: dict[Recipe, list[Continued]] = {recipe: [] for recipe in (PLAINLY, *tried)}
     left, cold = list(tried), True
