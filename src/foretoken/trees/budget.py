@@ -112,11 +112,21 @@ class Node(NamedTuple):
     ledger: Ledger
 
 
+class Born(NamedTuple):
+    """The states that the children of a node will have, computed before they are drawn.
+
+    first, other: the state of the first child, and of each other one.
+    reach: the reach of the node itself.
+    """
+
+    first: Node
+    other: Node
+    reach: float
+
+
 @dataclass(frozen=True)
 class BudgetTree(TreePolicy):
     """The policy `budget:N`. The state of a node is a Node, a sequence's past its Account.
-
-    The memo of a plan is the states that the first child and each other one will have, and the reach of the node.
 
     budget: the expected number N of nodes per tree besides the root, on average over a text.
     depth: the largest depth of a tree.
@@ -202,22 +212,22 @@ class BudgetTree(TreePolicy):
         assert q is not None
         ledger, independent = states[0].ledger, family is IID
         reach, hardness = np.array([state.reach for state in states]), np.array([state.hardness for state in states])
-        price, drawn, expected, draws, one_more, on_hubs, later_reach, later_hardness = decide(
-            np.ascontiguousarray(q.detach().cpu().numpy()), reach, hardness, self._gain,
-            self._forecast[self.depth - ledger.level - 1], self._left(ledger), ledger.least,
-            CAP * self.budget - ledger.drawn, self.max_draws, independent, HUB_SHARE if self.hub else np.inf,
-        )  # fmt: skip
-        saved, drawn = ledger.saved - expected, ledger.drawn + drawn
-        after = Ledger(ledger.account, ledger.least, saved, drawn, ledger.level + 1, float(PRICES[price]))
+        hub_share = HUB_SHARE if self.hub else np.inf
+        draws = CAP * self.budget - ledger.drawn
+        limits = Limits(self._left(ledger), ledger.least, draws, self.max_draws, independent, hub_share)
+        below = self._forecast[self.depth - ledger.level - 1]
+        found = decide(np.ascontiguousarray(q.detach().cpu().numpy()), reach, hardness, self._gain, below, limits)
+        saved, drawn, price = ledger.saved - found.expected, ledger.drawn + found.drawn, float(PRICES[found.price])
+        after = Ledger(ledger.account, ledger.least, saved, drawn, ledger.level + 1, price)
         plans: list[Plan | None] = []
         for i, state in enumerate(states):
-            k = int(draws[i])
+            k, one_more = int(found.draws[i]), float(found.one_more[i])
             if k == 0:
                 plans.append(None)
                 continue
-            law = Hub(k) if on_hubs[i] else law_with(k, float(one_more[i])) if independent else family(k)
-            first, other = (Node(float(later_reach[c, i]), float(later_hardness[c, i]), after) for c in (0, 1))
-            plans.append(Plan(law, (first, other, state.reach)))
+            law = Hub(k) if found.on_hubs[i] else law_with(k, one_more) if independent else family(k)
+            first, other = (Node(float(found.reach[c, i]), float(found.hardness[c, i]), after) for c in (0, 1))
+            plans.append(Plan(law, Born(first, other, state.reach)))
         return plans
 
     def _left(self, ledger: Ledger) -> float:
@@ -228,21 +238,21 @@ class BudgetTree(TreePolicy):
         self, plans: Sequence[Plan], q: Float[Tensor, "m v"] | None, draws: Sequence[tuple[int, ...]]
     ) -> list[list[Node]]:
         assert q is not None
-        grown: list[list[Node]] = []
-        for i, (plan, drawn) in enumerate(zip(plans, draws, strict=True)):
-            first, other, reach = plan.memo
-            if isinstance(plan.law, Hub):
-                grown.append([first._replace(reach=reach * weight) for weight in _hub_weights(q[i], drawn)])
-            else:
-                grown.append([first, *[other] * len(drawn)][: len(drawn)])
-        return grown
+        return [
+            _of_hubs(plan.memo, q[i], drawn) if isinstance(plan.law, Hub) else _of_independent(plan.memo, drawn)
+            for i, (plan, drawn) in enumerate(zip(plans, draws, strict=True))
+        ]
 
 
-def _hub_weights(q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[float]:
+def _of_independent(born: Born, draws: tuple[int, ...]) -> list[Node]:
+    return [born.first, *[born.other] * (len(draws) - 1)] if draws else []
+
+
+def _of_hubs(born: Born, q: Float[Tensor, " v"], draws: tuple[int, ...]) -> list[Node]:
     weights = (q[list(draws)] / q.sum()).tolist()
     rarest = min(range(len(draws)), key=weights.__getitem__)  # the draw that is no hub: it stands for the rest
     weights[rarest] = 1 - (sum(weights) - weights[rarest])
-    return weights
+    return [born.first._replace(reach=born.reach * weight) for weight in weights]
 
 
 @lru_cache(maxsize=64)
@@ -250,36 +260,58 @@ def _at(policy: BudgetTree, temperature: float) -> BudgetTree:
     return replace(policy, temperature=temperature)
 
 
+class Limits(NamedTuple):
+    """What may be spent on a level.
+
+    left: the largest number of expected nodes.
+    least: the lowest price, as an index in PRICES.
+    draws: the largest number of draws on the level.
+    most_draws: the largest number of draws at one node.
+    independent: whether draws are i.i.d., so that their number may be random.
+    hub_share: the q-mass of the hubs above which a node gets hub draws; infinite where it may not.
+    """
+
+    left: float
+    least: int
+    draws: int
+    most_draws: int
+    independent: bool
+    hub_share: float
+
+
+class Decision(NamedTuple):
+    """How the children of m nodes of one level are drawn.
+
+    price: the price of a node, as an index in PRICES.
+    draws: the number of draws at each node, 0 where it gets no children [m].
+    one_more: the probability of one more draw [m].
+    on_hubs: whether they are hub draws [m].
+    drawn: the largest number of draws on the level that this allows.
+    expected: the expected number of distinct draws on the level.
+    reach, hardness: the reach and h at the first child of each node, and at each other child of it [2, m].
+    """
+
+    price: int
+    draws: np.ndarray
+    one_more: np.ndarray
+    on_hubs: np.ndarray
+    drawn: int
+    expected: float
+    reach: np.ndarray
+    hardness: np.ndarray
+
+
 @compiled
 def decide(
-    q: np.ndarray,
-    reach: np.ndarray,
-    hardness: np.ndarray,
-    gain: Gain,
-    below: np.ndarray,
-    left: float,
-    least: int,
-    most: int,
-    most_draws: int,
-    independent: bool,
-    hub_share: float,
-) -> tuple[int, int, float, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    q: np.ndarray, reach: np.ndarray, hardness: np.ndarray, gain: Gain, below: np.ndarray, limits: Limits
+) -> Decision:
     """Decide about the children of m nodes of one level.
 
     q: draft probabilities after each node, of any sum [m, v].
     reach, hardness: the reach and h of each node [m].
     gain: the model of gains.
     below: its forecast for the children, as `forecast` returns it for their levels to go [2, hardness, price].
-    left: the largest number of expected nodes.
-    least: the lowest price, as an index in PRICES.
-    most: the largest number of draws on the level.
-    most_draws: the largest number of draws at one node.
-    independent, hub_share: as in `law_for`.
-
-    Returns the price of a node, as an index in PRICES; the largest number of draws on the level that the decision
-    allows, and the expected number of distinct ones; for each node the number of draws, 0 where it gets no children
-    [m], the probability of one more [m], and whether they are hub draws [m]; and the reach and h at the first child of
-    each node, and at each other child of it [2, m].
+    limits: what may be spent on the level.
     """
     m = q.shape[0]
     certainty, chosen = np.empty(m), np.empty(m, np.int64)
@@ -287,28 +319,27 @@ def decide(
         total, square = sums(q[i])
         certainty[i] = square / (total * total)
     of = shares(certainty, hardness, reach, gain)
-    price = spend(reach, of, below, left, least, chosen)
+    price = spend(reach, of, below, limits.left, limits.least, chosen)
     draws, one_more, on_hubs = np.zeros(m, np.int64), np.zeros(m), np.zeros(m, np.bool_)
     below_reach = np.zeros((2, m))
-    drawn, to_come, expected = 0, np.sum(chosen >= 0), 0.0
+    left, to_come, expected = limits.draws, np.sum(chosen >= 0), 0.0
     for i in range(m):
         j = chosen[i]
         if j < 0:
             continue
         to_come -= 1
-        here = min(most_draws, most - drawn - to_come)  # one draw is left for each chosen node after it
-        law = law_for(q[i], certainty[i], CHOICES[j], here, independent, hub_share)
-        draws[i], one_more[i], on_hubs[i], distinct = law
-        drawn += draws[i] + (one_more[i] > 0)
+        most = min(limits.most_draws, left - to_come)  # one draw is left for each chosen node after it
+        draws[i], one_more[i], on_hubs[i], distinct = law_for(q[i], certainty[i], CHOICES[j], most, limits)
+        left -= draws[i] + (one_more[i] > 0)
         expected += distinct
         for k in range(2):
             below_reach[k, i] = reach[i] * of.share[k, i, j]
-    return price, drawn, expected, draws, one_more, on_hubs, below_reach, of.hardness
+    return Decision(price, draws, one_more, on_hubs, limits.draws - left, expected, below_reach, of.hardness)
 
 
 @compiled
 def law_for(
-    row: np.ndarray, certainty: float, wanted: float, most: int, independent: bool, hub_share: float
+    row: np.ndarray, certainty: float, wanted: float, most: int, limits: Limits
 ) -> tuple[int, float, bool, float]:
     """Choose the law by which `wanted` distinct tokens are expected, rounded down if draws are not i.i.d.
 
@@ -316,21 +347,20 @@ def law_for(
     certainty: the sum of the squares of the normalised row.
     wanted: the expected number of distinct tokens, at least 1.
     most: the largest number of draws.
-    independent: whether draws are i.i.d., so that their number may be random.
-    hub_share: the q-mass of the hubs above which a node gets hub draws; infinite where it may not.
+    limits: what may be spent on the level.
 
     Returns the number of draws, the probability of one more, whether they are hub draws, and the expected number of
     distinct tokens.
     """
     whole = min(int(wanted), most)
-    if not independent:
+    if not limits.independent:
         return whole, 0.0, False, float(whole)
     if wanted <= 1 or most == 1:
         return 1, 0.0, False, 1.0  # one draw is one token
     if wanted < 2 - certainty:  # a second draw is a new token with 1 - certainty: this is `number` without its loops
         return 1, min((wanted - 1) / (1 - certainty), 1.0), False, wanted
     # The k likeliest tokens have at most sqrt(k certainty) of q: their share is computed only where that is enough.
-    if whole > 1 and (whole - 1) * certainty > hub_share**2 and on_likeliest(row, whole - 1) > hub_share:
+    if whole > 1 and (whole - 1) * certainty > limits.hub_share**2 and on_likeliest(row, whole - 1) > limits.hub_share:
         return whole, 0.0, True, float(whole)
     n, one_more, expected = number(row, wanted, most)
     return n, one_more, False, expected
