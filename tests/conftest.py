@@ -1,8 +1,10 @@
 """Under pytest every function of the package and of the benchmarks checks the types and the shapes it declares: in each
 test at its first calls and at some of the others, with --every-call at all of them."""
 
+import atexit
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -17,8 +19,15 @@ from jaxtyping import install_import_hook
 
 import checking
 
-HOME = tempfile.TemporaryDirectory()
-os.environ["FORETOKEN_HOME"] = HOME.name  # what is kept of the models of tests goes with them
+
+def temporary() -> str:
+    """Return a new folder that is deleted when this process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+os.environ["FORETOKEN_HOME"] = temporary()  # what is kept of the models of tests goes with them
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # bars of models that a test saves are no output of a command
 jaxtyping.jaxtyped = checking.jaxtyped
 install_import_hook(["foretoken", "benchmarks"], "beartype.beartype")
@@ -43,16 +52,13 @@ def pytest_configure(config: pytest.Config) -> None:
         share(Path(config.workerinput["locks"]))
 
 
-@cache
-def locks() -> tempfile.TemporaryDirectory:
-    """A folder for as long as this process runs."""
-    return tempfile.TemporaryDirectory()
+locks = cache(temporary)  # one folder for all processes of pytest-xdist
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """node: a process that pytest-xdist is about to start."""
-    node.workerinput["locks"] = locks().name
+    node.workerinput["locks"] = locks()
 
 
 def pytest_collection_finish() -> None:

@@ -291,6 +291,12 @@ def test_load_takes_the_method(target):
     assert foretoken.load(target, method="auto").drafter == NoDrafter()
 
 
+def test_a_drafter_with_more_weights_than_its_target_drafts_nothing():
+    folder = demo_folder()
+    engine = foretoken.load(folder / "drafter", drafter=folder / "target", method="auto")
+    assert engine.generate("def add(a, b):", max_new_tokens=30, temperature=0.0).stats.num_drafted == 0
+
+
 def test_a_drafter_of_hidden_states_is_still_told_them():
     class Inner(LookupDrafter):
         feature_layers = (-1,)

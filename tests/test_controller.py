@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from foretoken.draft.acceptance import FORGET, Acceptance
-from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience
-from machines import DEEPEST, EXTRA, MACHINES, NOISE, controller, depth_of, rates, simulate, speed
+from foretoken.draft.controller import ALLOWANCE, DEBT, LOOK, Controller, Costs, Experience, expected_extra
+from machines import DEEPEST, EXTRA, MACHINES, NOISE, controller, depth_of, line, rates, simulate, speed
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -171,6 +171,14 @@ def test_a_useless_drafter_is_tried_again_when_plain_steps_have_earned_it():
         steps += 1
         deciding.learn_cost(0, 1.0, 1.0)
     assert steps == pytest.approx(1 / ALLOWANCE, abs=1)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_drafter_with_as_many_weights_as_its_target_drafts_nothing():
+    """What is expected of it shows that it could not pay, and a try would have to read the text first."""
+    known, rng = Experience(expected_extra(range(DEEPEST + 1), (EXTRA[1], 1.0, 0.03))), np.random.default_rng(0)
+    for _ in range(5):
+        assert not any(depth for _, depth in simulate(lambda _: 0.99, line(0.1, 1.0), 400, known, rng)[1])
 
 
 def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():

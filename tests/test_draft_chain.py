@@ -1,6 +1,6 @@
 """Chains drafted in one compiled call are those drafted level by level, bit for bit."""
 
-import tempfile
+import os
 from collections.abc import Sequence as Seq
 from copy import deepcopy
 from dataclasses import replace
@@ -53,7 +53,7 @@ ROWS = {
     "heads/gumiho": SerialRows,
     **dict.fromkeys(EAGLE3, SerialRows),
 }
-FOLDER = tempfile.TemporaryDirectory()
+FOLDER = Path(os.environ["FORETOKEN_HOME"])  # which is deleted when the process ends
 
 
 load_once = cache(load_model)
@@ -70,8 +70,8 @@ def folder_of(name: str) -> Path:
     head = Eagle3(target, replace(target.shape, width=2 * target.hidden), tokens, (), flag, flag)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 1.5 / parameter.shape[-1] ** 0.5)
-    save_head(head, Path(FOLDER.name) / name)
-    return Path(FOLDER.name) / name
+    save_head(head, FOLDER / name)
+    return FOLDER / name
 
 
 @pytest.fixture(params=ROWS)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 import foretoken
 import gguf_zoo
+import models_zoo
 from foretoken import build
 from foretoken.audit import models
 from foretoken.audit.report import FAILED, OK
@@ -30,6 +31,7 @@ from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.named import QUANTISED
+from foretoken.models.packed import bytes_read
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
 from foretoken.recipe import check_engine
@@ -279,6 +281,15 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     plain = foretoken.load(target)
     texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+    share = bytes_read(engine.source.model.weights) / bytes_read(engine.target.lm.weights)  # whose weights fill 16 bits
+    assert 5 / 16 < share < 6 / 16
+
+
+def test_the_bytes_that_a_token_reads_are_those_of_its_experts() -> None:
+    model = models_zoo.tiny("olmoe")  # each token is sent to two of four experts
+    experts = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
+    others = sum(weight.nbytes for weight in model.parameters()) - experts - model.get_input_embeddings().weight.nbytes
+    assert bytes_read(model) == others + experts / 2
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ from foretoken.models.load import (
     wrap_model,
 )
 from foretoken.models.named import COMPILE
+from foretoken.models.packed import bytes_read
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
@@ -320,7 +321,10 @@ def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> En
     if tuned is not None:
         known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
     inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
-    controlled: Drafter = auto_drafter(inner, policy.sizes(), engine.target.lm.device, known)
+    target, drafting, share = engine.target.lm, engine.source.lm, 0.0
+    if isinstance(drafting, CausalLM) and drafting.execution == target.execution:  # else it says nothing of the time
+        share = bytes_read(drafting.weights) / bytes_read(target.weights)
+    controlled: Drafter = auto_drafter(inner, policy.sizes(), target.device, known, share)
     if isinstance(proposing, HybridDrafter):
         controlled = replace(proposing, inner=controlled)
     return replace(engine, drafter=controlled)

@@ -26,7 +26,7 @@ from foretoken.core.interfaces import (
 )
 from foretoken.core.sequence import Sequence
 from foretoken.core.tree import TokenTree, root_only
-from foretoken.draft.controller import Controller, Experience, expected_extra
+from foretoken.draft.controller import EXTRA, Controller, Experience, expected_extra
 from foretoken.draft.lookup import LookupSession
 from foretoken.draft.randomised import RandomisedDrafter
 from foretoken.draft.wrapped import WrappedDrafter, WrappedSession
@@ -199,15 +199,17 @@ def _surprise(tree: TokenTree, last: int) -> float | None:
 
 
 def auto_drafter(
-    inner: Drafter, sizes: tuple[int, ...], device: torch.device, known: Experience | None = None
+    inner: Drafter, sizes: tuple[int, ...], device: torch.device, known: Experience | None = None, share: float = 0.0
 ) -> AutoDrafter:
     """Return the drafter `inner` under a controller.
 
     sizes: the most nodes besides the root when its tree is cut at depth 0, 1, ..
     device: that of the target.
     known: costs and acceptance from a profile, by which a seed fixes the text; None: they are measured as it drafts.
+    share: the weights that a draft token reads, as a share of those that a plain step reads; 0 where it is not known.
     """
     if known is not None:
         return AutoDrafter(inner, known, None)
     alone = device.type == "cpu" and not isinstance(inner, RandomisedDrafter)  # which has a thread of its own
-    return AutoDrafter(inner, Experience(expected_extra(sizes)), alone=alone)
+    step, level, node = EXTRA
+    return AutoDrafter(inner, Experience(expected_extra(sizes, (step, max(level, share), node))), alone=alone)

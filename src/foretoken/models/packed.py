@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -80,6 +81,24 @@ def num_weights(model: nn.Module) -> int:
     panels = [module for module in model.modules() if isinstance(module, PanelLinear)]
     others = sum(weight.numel() for weight in model.parameters())
     return others + sum(module.in_features * module.out_features for module in panels)
+
+
+def bytes_read(model: HFModel | Skeleton) -> float:
+    """Return the bytes of the weights that a forward of one token reads, as they are packed.
+
+    These are all but those of embeddings, and of a mixture of experts those that a token is sent to.
+    """
+    config: Any = model.config.get_text_config(decoder=True)
+    found = dict[int, float]()  # by address: the LM head may be the embedding, too
+    for module in model.modules():
+        if isinstance(module, PanelLinear):
+            found[module.panels.data_ptr()] = module.panels.nbytes
+        if not isinstance(module, nn.Embedding):
+            for weight in module.parameters(recurse=False):
+                experts = weight.shape[0] if weight.ndim == 3 else 1
+                used = min(getattr(config, "num_experts_per_tok", None) or experts, experts)
+                found[weight.data_ptr()] = weight.nbytes * used / experts
+    return sum(found.values())
 
 
 def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Path | None:
