@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -13,7 +14,7 @@ from numba import types
 import foretoken
 from engines import demo_engine
 from foretoken.gguf.reader import open_gguf
-from foretoken.kernel import addresses, model
+from foretoken.kernel import addresses, compile, model
 from foretoken.kernel.chain import draft_chain
 from foretoken.kernel.compile import compiled
 from foretoken.models import panels
@@ -39,6 +40,18 @@ def test_processes_agree_on_what_a_loop_was_compiled_from():
         found.add(done.stdout)
     assert len(found) == 1
     assert len(set(found.pop().split())) == 4
+
+
+@pytest.mark.long
+def test_another_process_compiles_all_linked_loops_which_are_all_there_are(tmp_path):
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+    code = compile.COMPILING.format(", ".join(compile.LINKED))
+    command, pipe = [sys.executable, "-P", "-c"], subprocess.PIPE
+    with subprocess.Popen([*command, code], env=environment | {compile.AT_ONCE: "1"}, stdin=pipe) as process:
+        assert process.wait() == 0
+    every = [f"foretoken.kernel.{path.stem}" for path in Path(compile.__file__).parent.glob("*.py")]
+    code = f"import {', '.join(every)}; print(foretoken.kernel.compile._missing)"
+    assert subprocess.run([*command, code], env=environment, check=True, capture_output=True).stdout == b"{}\n"
 
 
 @compiled

@@ -20,7 +20,7 @@ from foretoken.gguf.folder import write_folder
 from foretoken.gguf.reader import open_gguf
 from foretoken.gguf.stored import Stored, in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight
-from foretoken.kernel.quantised import pack
+from foretoken.kernel.packing import pack
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 

@@ -211,7 +211,7 @@ def test_a_loop_is_compiled_anew_when_the_fields_of_a_named_tuple_change(made: P
 def quadruple(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Loop]]:
     """Imports the loop x -> 4 x + 1 of FILES anew, which calls one linked loop, and that another."""
     monkeypatch.setattr(compile, "_is_ours", lambda module: module.startswith("foretoken"))
-    monkeypatch.setattr(compile, "LINKED", "foretoken_made.child")
+    monkeypatch.setattr(compile, "LINKED", ("foretoken_made.child",))
     monkeypatch.setattr(compile, "_missing", {})
     monkeypatch.delenv(compile.AT_ONCE, raising=False)
     compile.compile_ahead.cache_clear()

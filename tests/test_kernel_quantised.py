@@ -18,7 +18,8 @@ from foretoken.audit.report import OK
 from foretoken.core.errors import ForetokenError
 from foretoken.kernel import dots
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.quantised import KINDS, pack, packed_bytes, read_row, unpack
+from foretoken.kernel.packing import pack
+from foretoken.kernel.quantised import KINDS, packed_bytes, read_row, unpack
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import PackedEmbedding, PackedLinear, check_quantised

@@ -6,8 +6,9 @@ import pytest
 
 from foretoken.kernel.compile import use_threads
 from foretoken.kernel.model import Head, scores
+from foretoken.kernel.packing import pack
 from foretoken.kernel.product import times
-from foretoken.kernel.quantised import KINDS, pack
+from foretoken.kernel.quantised import KINDS
 from foretoken.kernel.screen import AGAIN, screen_of
 from foretoken.kernel.sizes import COLUMNS
 from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS

@@ -8,6 +8,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import pytest
@@ -22,10 +23,12 @@ from foretoken import build
 from foretoken.audit import models
 from foretoken.audit.report import FAILED, OK
 from foretoken.catalogue import kept as cache
+from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
+from foretoken.kernel import compile
 from foretoken.models import kept_model, load, packed
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
@@ -245,6 +248,24 @@ def test_no_other_process_compiles_where_the_kernel_does_not_run(tmp_path: Path,
     foretoken.load(path, compile="off")
     load.lay_out_ahead(path, torch.device("cuda"), None, "auto")
     assert order == ["laid out"]
+
+
+@pytest.mark.parametrize(
+    ("named", "kept", "early"),
+    [({}, False, True), ({}, True, False), ({"device": "cuda"}, False, False), ({"compile": "off"}, False, False)],
+)
+def test_the_first_start_on_a_machine_compiles_while_torch_is_imported(
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], kept: bool, early: bool
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(compile, "compile_ahead", lambda: done.append("started"))
+    monkeypatch.setattr(options, "check_models", Mock())  # which would look for a GPU
+    monkeypatch.setattr(foretoken, "load", Mock(side_effect=ForetokenError("reached")))
+    for folder in ["models", "gguf"] if kept else ["models"]:
+        (home / folder).mkdir(parents=True)
+    with pytest.raises(ForetokenError, match="reached"):
+        options.load_engine(None, None, **named)
+    assert done == ["started"] * early
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])

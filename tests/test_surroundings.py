@@ -105,7 +105,7 @@ def test_the_compiling_process_ends_with_its_parent(tmp_path):
     """Also where that is killed: then its input ends."""
     paths = os.pathsep.join(map(str, sys.path))
     environment = os.environ | {compile.AT_ONCE: "1", "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
-    command = [sys.executable, "-c", compile.COMPILING.format(compile.LINKED)]
+    command = [sys.executable, "-c", compile.COMPILING.format(", ".join(compile.LINKED))]
     process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.close()

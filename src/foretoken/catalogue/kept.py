@@ -54,6 +54,12 @@ def model_files(source: Path) -> list[Path]:
     return sorted(path for path in files if os.access(path, os.R_OK))
 
 
+def nothing_kept() -> bool:
+    """Whether nothing was kept of any model yet, as at the first start on a machine."""
+    models = models_folder()
+    return not any(path.is_dir() and path != models for path in models.parent.glob("*"))
+
+
 def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:
     """Return a folder with what `make` makes of a model; None, with a warning, where it cannot be kept.
 

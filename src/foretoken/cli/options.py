@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperGroup
 
 import foretoken
+from foretoken.catalogue.kept import nothing_kept
 from foretoken.cli.command import SHARED, field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
@@ -308,6 +309,10 @@ def load_engine(
     max_batch, named: further options, as `foretoken.load` takes them.
     """
     check_models(target, drafter, profile, device, **named)
+    if device in (None, "cpu") and named.get("compile") != "off" and nothing_kept():
+        from foretoken.kernel.compile import compile_ahead  # imports numba
+
+        compile_ahead()  # while torch is imported, which takes seconds
     from foretoken.models.packed import num_weights
     from foretoken.profile import read_profile
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, Weight
 from foretoken.kernel.memory import LINE
-from foretoken.kernel.quantised import KINDS, pack, packed_bytes
+from foretoken.kernel.quantised import KINDS, packed_bytes
 from foretoken.kernel.sizes import COLUMNS
 
 # The types of tensors that are written: name in safetensors files -> torch dtype.
@@ -87,6 +87,8 @@ def _raw(weight: Weight) -> Iterator[NDArray[np.uint8]]:
 
 
 def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
+    from foretoken.kernel.packing import pack  # imports numba
+
     raw = weight.raw()
     rows = max(1, CHUNK // weight.shape[1] // COLUMNS) * COLUMNS  # of whole panels
     for first in range(0, len(raw), rows):

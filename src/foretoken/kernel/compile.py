@@ -165,7 +165,8 @@ class Linked:
 _linked: list[Linked] = []  # keeps their code in memory
 _missing: dict[str, Linked] = {}  # those whose code has not been found yet, by the loop's full name
 _finding = threading.Lock()
-LINKED = "foretoken.kernel.model"  # imports all modules with linked loops
+# Import all modules with linked loops, in the order in which a first start calls them.
+LINKED = ("foretoken.kernel.packing", "foretoken.kernel.model", "foretoken.kernel.q4_k")
 AT_ONCE = "FORETOKEN_COMPILE_AT_ONCE"  # in the environment: linked loops are compiled where they are defined
 # What the other process runs, until its input ends, as it does when this process is killed. The garbage collector would
 # take 4% of the time, and save 90 MB.
@@ -214,11 +215,12 @@ def compile_ahead() -> subprocess.Popen[bytes] | None:
 
     They take about as long as the loops that call them, which this process compiles meanwhile.
     """
-    importlib.import_module(LINKED)
+    for module in LINKED:
+        importlib.import_module(module)
     if not sys.executable or not any(made.can_be_kept() for made in _missing.values()):
         return None
     # -P: without it the current folder would come first on the path.
-    command = [sys.executable, "-P", "-c", COMPILING.format(LINKED)]
+    command = [sys.executable, "-P", "-c", COMPILING.format(", ".join(LINKED))]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sys.path)), AT_ONCE: "1"}
     silent = subprocess.DEVNULL
     try:
@@ -239,18 +241,17 @@ def _find(loop: Loop, names: set[str], arguments: tuple[Any, ...]) -> None:
     loop._code.compile(tuple([loop._code.typeof_pyval(value) for value in arguments]))
     process = compile_ahead() if compile_ahead.cache_info().currsize else None  # one that was started before
     with _finding:
-        called, end = [name for name in _missing if name in names], time.monotonic() + LONGEST
-        while called:
-            found = [name for name in called if _missing[name].load()]
-            runs = process is not None and process.poll() is None and time.monotonic() < end
-            if not found and not (runs and len(called) == 1):
-                found = called[-1:]  # another process goes through them in order, and is not there yet
-                _missing[found[0]].compile()
-            for name in found:
-                called.remove(name)
+        end = time.monotonic() + LONGEST
+        while names & _missing.keys():
+            for name in [name for name, made in _missing.items() if made.load()]:
                 del _missing[name]
-            if not found:
+            called = [name for name in _missing if name in names]
+            # Another process goes through all of them in order: it is at the first one that is not on disk.
+            if called == [*_missing][:1] and process is not None and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.05)
+            elif called:
+                _missing[called[-1]].compile()
+                del _missing[called[-1]]
 
 
 def when_compiling(call: Callable[[], None]) -> None:

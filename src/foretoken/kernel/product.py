@@ -16,7 +16,7 @@ import numpy as np
 from numba import prange
 
 from foretoken.kernel.addresses import alive, floats
-from foretoken.kernel.compile import compiled, fused
+from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows, quantised_panels
 from foretoken.kernel.matrix_unit import GROUP
 from foretoken.kernel.processor import WIDE
@@ -115,6 +115,31 @@ def columns_of(product, panel, y, y_row, after):
         strip(COLUMNS, xs, x_row, m, here, COLUMNS, length, form, y, y_row, int(start == 0), ahead)
 
 
+@linked("foretoken_panels", 13)
+def panels(x, x_row, bits, m, k, w, form, y, y_row, width, first, last, after):
+    """Compute some panels of a product; called by name, since every loop with a product would hold a copy of it.
+
+    x, .., width: the fields of a Product.
+    first, last, after: as in `panels_of`.
+    """
+    if form >= QUANTISED:
+        quantised_panels(w, form, first, last, k, bits, m, y, y_row, width)
+        return
+    product = Product(x, x_row, bits, m, k, w, form, y, y_row, width)
+    for panel in range(first, last):
+        following = panel_at(w, panel + 1, k, form) if panel + 1 < last else after
+        here, left = y + 4 * panel * COLUMNS, width - panel * COLUMNS
+        if left >= COLUMNS:
+            columns_of(product, panel, here, y_row, following)
+        else:  # the last panel's columns beyond the matrix are not part of y
+            whole = np.empty((m, COLUMNS), np.float32)
+            columns_of(product, panel, whole.ctypes.data, COLUMNS, following)
+            for i in range(m):
+                row = floats(here + 4 * i * y_row, (left,))
+                for j in range(left):
+                    row[j] = whole[i, j]
+
+
 @fused
 def panels_of(product, first, last, after):
     """Compute some panels of a product.
@@ -124,23 +149,8 @@ def panels_of(product, first, last, after):
     after: address of the panel that this thread uses next, which is fetched while the last panel is computed; panels of
         quantised weights do without.
     """
-    m, y_row = product.m, product.y_row
-    if product.form >= QUANTISED:
-        w, form, k, y, width = product.w, product.form, product.k, product.y, product.width
-        quantised_panels(w, form, first, last, k, product.bits, m, y, y_row, width)
-        return
-    for panel in range(first, last):
-        following = panel_at(product.w, panel + 1, product.k, product.form) if panel + 1 < last else after
-        y, left = product.y + 4 * panel * COLUMNS, product.width - panel * COLUMNS
-        if left >= COLUMNS:
-            columns_of(product, panel, y, y_row, following)
-        else:  # the last panel's columns beyond the matrix are not part of y
-            whole = np.empty((m, COLUMNS), np.float32)
-            columns_of(product, panel, whole.ctypes.data, COLUMNS, following)
-            for i in range(m):
-                row = floats(y + 4 * i * y_row, (left,))
-                for j in range(left):
-                    row[j] = whole[i, j]
+    p = product
+    panels(p.x, p.x_row, p.bits, p.m, p.k, p.w, p.form, p.y, p.y_row, p.width, first, last, after)
 
 
 @partial(compiled, fuse=True, parallel=True)

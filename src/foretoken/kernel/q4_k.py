@@ -11,7 +11,8 @@ over 63.
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.kernel.compile import compiled
+from foretoken.kernel.addresses import alive, floats
+from foretoken.kernel.compile import compiled, linked
 from foretoken.kernel.quantised import KINDS
 
 PART, PARTS = 32, 8  # weights of a part of a block, and parts of a block
@@ -52,18 +53,6 @@ def quantise_q4_k(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 @compiled
-def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
-    """Fit each of the parts of all blocks by `fit`.
-
-    parts: weights, float32 [blocks, 8, 32].
-    scales, leasts: are filled with the fits, float32 [blocks, 8].
-    """
-    for block in range(parts.shape[0]):
-        for part in range(parts.shape[1]):
-            scales[block, part], leasts[block, part] = fit(parts[block, part])
-
-
-@compiled
 def fit(x: np.ndarray) -> tuple[float, float]:
     """Return the scale s >= 0 and the minimum m >= 0 for which s code - m fits 32 weights best by least squares.
 
@@ -94,3 +83,26 @@ def fit(x: np.ndarray) -> tuple[float, float]:
         if error < best:
             best, scale, least = error, s, m
     return scale, least
+
+
+@linked("foretoken_fit", 4)
+def fit_parts(parts: int, count: int, scales: int, leasts: int) -> None:
+    """Fit parts of blocks by `fit`; all arguments are whole numbers.
+
+    parts, count: address of their weights, float32 [count, 32], and their number.
+    scales, leasts: addresses of the fits, float32 [count], which are written.
+    """
+    x, s, m = floats(parts, (count, PART)), floats(scales, (count,)), floats(leasts, (count,))
+    for i in range(count):
+        s[i], m[i] = fit(x[i])
+
+
+@compiled
+def fit_all(parts: np.ndarray, scales: np.ndarray, leasts: np.ndarray) -> None:
+    """Fit each of the parts of all blocks by `fit`.
+
+    parts: weights, float32 [blocks, 8, 32].
+    scales, leasts: are filled with the fits, float32 [blocks, 8].
+    """
+    fit_parts(parts.ctypes.data, scales.size, scales.ctypes.data, leasts.ctypes.data)
+    alive((parts, scales, leasts))

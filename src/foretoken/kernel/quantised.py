@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
+from foretoken.kernel.sizes import COLUMNS, QUANTISED
 
 
 class Kind(NamedTuple):
@@ -86,23 +86,6 @@ def packed_bytes(kind: str, out: int, k: int) -> int:
 def panel_bytes(k, form):
     """Return the number of bytes of one panel of a matrix with k inputs; form: the number of a kind."""
     return k // BY_FORM[form - QUANTISED].weights * GROUP_BYTES[form - QUANTISED]
-
-
-def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Lay out a matrix in panels.
-
-    kind: a name among KINDS.
-    raw: its rows as a GGUF file stores them, uint8 [out, bytes per row].
-
-    Returns the panels one behind the other, uint8 [packed_bytes]; the last one is filled up with zeros to 64 columns.
-    """
-    known = KINDS[kind]
-    out, row_bytes = raw.shape
-    panels = np.zeros(packed_bytes(kind, out, row_bytes // known.block_bytes * known.weights), np.uint8)
-    rows = np.ascontiguousarray(raw).view()
-    rows.flags.writeable = False  # as mapped files are, so that the loop is compiled once for all
-    pack_rows(rows, known.form, panels)
-    return panels
 
 
 def unpack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -173,53 +156,6 @@ def read_block(raw, at, form, codes, subs, least):
             for i in range(32):
                 to[i] |= ((high[i] >> part) & 1) << 4
     return 0, 2
-
-
-@compiled
-def pack_rows(raw, form, panels):
-    """Lay out rows of a file as panels.
-
-    raw: the rows, uint8 [out, bytes per row].
-    form: the number of a kind.
-    panels: is filled, uint8 [packed_bytes]; zeros before.
-    """
-    kind, group_bytes = BY_FORM[form - QUANTISED], GROUP_BYTES[form - QUANTISED]
-    out, groups = raw.shape[0], raw.shape[1] // kind.block_bytes
-    scales_bytes = 2 * COLUMNS * (1 + kind.least)
-    subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
-    strip_bytes = 4 * LANES * kind.bits  # as many vectors as a code has bits
-    block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
-    codes, subs, least = np.empty(256, np.uint8), np.empty(16, np.uint8), np.empty(8, np.uint8)
-    fours, words = codes.view(np.uint32), panels.view(np.uint32)
-    for first in range(0, out, COLUMNS):
-        panel = first // COLUMNS * groups * group_bytes
-        for column in range(min(COLUMNS, out - first)):
-            row = raw[first + column]
-            for group in range(groups):
-                begin, to = group * kind.block_bytes, panel + group * group_bytes
-                d_at, least_at = read_block(row, begin, form, codes, subs, least)
-                for i in range(2):
-                    panels[to + 2 * column + i] = row[begin + d_at + i]
-                    if kind.least:
-                        panels[to + 2 * COLUMNS + 2 * column + i] = row[begin + least_at + i]
-                for block in range(kind.weights // 32):
-                    here = to + scales_bytes + block * block_bytes
-                    for i in range(kind.subs):
-                        panels[here + COLUMNS * i + column] = subs[block * kind.subs + i]
-                    if kind.subs > 0 and kind.least:
-                        panels[here + COLUMNS * kind.subs + column] = least[block]
-                    # In words of 32 bits, of four codes each.
-                    at = (here + subs_bytes + column // LANES * strip_bytes) // 4 + column % LANES
-                    strip, four = words[at:], fours[8 * block : 8 * block + 8]
-                    if kind.bits == 8:
-                        for g in range(8):
-                            strip[LANES * g] = four[g]
-                        continue
-                    for v in range(4):
-                        strip[LANES * v] = (four[v] & 0x0F0F0F0F) | ((four[v + 4] & 0x0F0F0F0F) << 4)
-                    for g in range(8 if kind.bits > 4 else 0):
-                        vector, shift = (4, g) if kind.bits == 5 else (4 + g // 4, 2 * (g % 4))
-                        strip[LANES * vector] |= ((four[g] >> 4) & 0x03030303) << shift
 
 
 @compiled

@@ -25,7 +25,6 @@ from foretoken.core.shapes import Float, Int
 from foretoken.kernel import compile as loops
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.quantised import KINDS, packed_bytes, unpack
-from foretoken.kernel.quantised import pack as pack_quantised
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
 from foretoken.models.mapped import NO_FILES, MappedFiles, weight_files
 
@@ -99,7 +98,7 @@ class PackedLinear(PanelLinear):
         out_features: int,
         bias: Float[Tensor, " o"] | None = None,
     ) -> None:
-        """Use panels that quantised.pack returned for a matrix, in memory or in a mapped file.
+        """Use panels that packing.pack returned for a matrix, in memory or in a mapped file.
 
         in_features, out_features, bias: as in nn.Linear.
 
@@ -278,6 +277,8 @@ def check_quantised(name: str) -> None:
 
     The products use other instructions on each kind of processor, and not all of them could be tried.
     """
+    from foretoken.kernel.packing import pack as pack_quantised
+
     x, kind = torch.arange(3 * 256, dtype=torch.float32, device="cpu").view(3, 256).sin(), KINDS[name]
     blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
     blocks = blocks.reshape(-1, kind.block_bytes)

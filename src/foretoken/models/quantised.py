@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
-from foretoken.kernel.q4_k import quantise_q4_k
-from foretoken.kernel.quantised import KINDS, pack
+from foretoken.kernel.quantised import KINDS
 from foretoken.models.folder import on_disk
 from foretoken.models.hf_model import HFModel
 from foretoken.models.mapped import weight_files
@@ -61,6 +60,8 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     kind: the kind of blocks, a name among models.named.QUANTISED. The LM head gets HEAD_KIND instead, and for q4_k,
         whose blocks have 256 weights, layers whose rows are no multiple of that get q4_1.
     """
+    from foretoken.kernel.packing import pack  # imports numba
+
     last, files = model.get_output_embeddings(), weight_files()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
         for path, module in list(model.named_modules()):
@@ -81,6 +82,8 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
 
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
     if kind == "q4_k":
+        from foretoken.kernel.q4_k import quantise_q4_k  # imports numba
+
         return quantise_q4_k(rows.float().numpy())
     return gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[kind.upper()])
 
