@@ -119,7 +119,7 @@ def columns_of(product, panel, y, y_row, after):
 def panels(x, x_row, bits, m, k, w, form, y, y_row, width, first, last, after):
     """Compute some panels of a product; called by name, since every loop with a product would hold a copy of it.
 
-    x, .., width: the fields of a Product.
+    x, x_row, bits, m, k, w, form, y, y_row, width: the fields of a Product.
     first, last, after: as in `panels_of`.
     """
     if form >= QUANTISED:

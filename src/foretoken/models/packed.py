@@ -87,6 +87,8 @@ def bytes_read(model: HFModel | Skeleton) -> float:
     """Return the bytes of the weights that a forward of one token reads, as they are packed.
 
     These are all but those of embeddings, and of a mixture of experts those that a token is sent to.
+
+    model: any model of transformers, or its skeleton.
     """
     config: Any = model.config.get_text_config(decoder=True)
     found = dict[int, float]()  # by address: the LM head may be the embedding, too
