@@ -311,6 +311,22 @@ def test_the_bytes_that_a_token_reads_are_those_of_its_experts() -> None:
     experts = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
     others = sum(weight.nbytes for weight in model.parameters()) - experts - model.get_input_embeddings().weight.nbytes
     assert bytes_read(model) == others + experts / 2
+    for name, number in ("top_k_experts", 2), ("moe_topk", [1, 3]):  # as in Gemma 4, and in HunYuan for each layer
+        config = Mock(spec=[name], **{name: number})
+        model.config = Mock(get_text_config=Mock(return_value=config))
+        assert bytes_read(model) == others + experts / 2
+
+
+def test_the_bytes_that_a_token_reads_are_found_wherever_they_are() -> None:
+    model = models_zoo.tiny("gemma2")
+    every = sum(weight.nbytes for weight in model.parameters())
+    assert bytes_read(model) == every  # the LM head is the embedding
+    up = model.model.layers[0].mlp.up_proj
+    weight = up.weight
+    del up.weight
+    up.register_buffer("qweight", weight.data)  # as GPTQ has it
+    assert bytes_read(model) == every
+    assert bytes_read(model.to("meta")) == every  # where weights have no address
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """Load GGUF files as models whose linear layers and embedding hold the file's quantised weights, packed."""
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ from foretoken.models.kept_model import (
 )  # fmt: skip
 from foretoken.models.panels import PanelLinear
 from foretoken.models.skeleton import Skeleton
+
+# How transformers' configurations call the number of experts that a token is sent to.
+CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 
 class DequantisedWarning(UserWarning):
@@ -91,16 +96,19 @@ def bytes_read(model: HFModel | Skeleton) -> float:
     model: any model of transformers, or its skeleton.
     """
     config: Any = model.config.get_text_config(decoder=True)
-    found = dict[int, float]()  # by address: the LM head may be the embedding, too
+    chosen: Any = next((number for name in CHOSEN if (number := getattr(config, name, None))), math.inf)
+    if not isinstance(chosen, int | float):  # one number for each layer
+        chosen = sum(chosen) / len(chosen)
+    total = 0.0
     for module in model.modules():
         if isinstance(module, PanelLinear):
-            found[module.panels.data_ptr()] = module.panels.nbytes
+            total += module.panels.nbytes
         if not isinstance(module, nn.Embedding):
-            for weight in module.parameters(recurse=False):
+            matrices = (buffer for buffer in module.buffers(recurse=False) if buffer.ndim > 1)  # those of GPTQ and AWQ
+            for weight in chain(module.parameters(recurse=False), matrices):
                 experts = weight.shape[0] if weight.ndim == 3 else 1
-                used = min(getattr(config, "num_experts_per_tok", None) or experts, experts)
-                found[weight.data_ptr()] = weight.nbytes * used / experts
-    return sum(found.values())
+                total += weight.nbytes * min(chosen, experts) / experts
+    return total
 
 
 def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Path | None:
