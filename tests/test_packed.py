@@ -30,6 +30,7 @@ from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.kernel import compile
 from foretoken.models import kept_model, load, packed
+from foretoken.models import named as names
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.mapped import read_ahead, weight_files
@@ -251,21 +252,55 @@ def test_no_other_process_compiles_where_the_kernel_does_not_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("named", "kept", "early"),
-    [({}, False, True), ({}, True, False), ({"device": "cuda"}, False, False), ({"compile": "off"}, False, False)],
+    ("named", "kept", "gpu", "early"),
+    [
+        ({}, False, False, True),
+        ({}, True, False, False),
+        ({}, False, True, False),
+        ({"device": "cpu"}, False, True, True),
+        ({"device": "cuda"}, False, True, False),
+        ({"compile": "off"}, False, False, False),
+    ],
 )
 def test_the_first_start_on_a_machine_compiles_while_torch_is_imported(
-    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], kept: bool, early: bool
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], kept: bool, gpu: bool, early: bool
 ) -> None:
     done = list[str]()
     monkeypatch.setattr(compile, "compile_ahead", lambda: done.append("started"))
     monkeypatch.setattr(options, "check_models", Mock())  # which would look for a GPU
+    monkeypatch.setattr(names, "GPU_FILES", ("/",) if gpu else ())
+    monkeypatch.setattr(names, "version", lambda package: "2.13.0")
     monkeypatch.setattr(foretoken, "load", Mock(side_effect=ForetokenError("reached")))
     for folder in ["models", "gguf"] if kept else ["models"]:
         (home / folder).mkdir(parents=True)
     with pytest.raises(ForetokenError, match="reached"):
         options.load_engine(None, None, **named)
     assert done == ["started"] * early
+
+
+def test_a_wrong_option_starts_no_process_at_the_first_start(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "GPU_FILES", ())
+    monkeypatch.setattr(compile, "compile_ahead", lambda: pytest.fail("a process was started"))
+    with pytest.raises(ForetokenError, match="Unknown tree"):
+        options.load_engine(None, None, tree="bush")
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "gpu", "surely"),
+    [
+        ("cpu", "2.13.0", True, True),
+        (None, "2.13.0", True, False),
+        (None, "2.13.0", False, True),
+        (None, "2.13.0+cpu", True, True),
+        ("cuda", "2.13.0", True, False),
+    ],
+)
+def test_whether_models_run_on_the_cpu_is_known_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str | None, built: str, gpu: bool, surely: bool
+) -> None:
+    monkeypatch.setattr(names, "version", lambda package: built)
+    monkeypatch.setattr(names, "GPU_FILES", (str(tmp_path / "none"), *[str(tmp_path)] * gpu))
+    assert names.surely_cpu(device) == surely
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])
