@@ -278,6 +278,14 @@ def test_the_first_start_on_a_machine_compiles_while_torch_is_imported(
     assert done == ["started"] * early
 
 
+def test_what_is_kept_where_nobody_may_look_is_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "gguf").mkdir(parents=True)
+    assert not cache.nothing_kept()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", Mock(side_effect=PermissionError))
+        assert cache.nothing_kept()
+
+
 def test_a_wrong_option_starts_no_process_at_the_first_start(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "GPU_FILES", ())
     monkeypatch.setattr(compile, "compile_ahead", lambda: pytest.fail("a process was started"))
