@@ -74,13 +74,11 @@ def simulate(
 NOISE = math.exp(0.1**2 / 2) * 1.04  # what a plain step takes with it
 
 
-def speed(
-    acceptance: float, machine: list[float], num_tokens: int, num_texts: int, slower=1.0, stretch=100, extra=EXTRA
-) -> float:
+def speed(acceptance: float, machine: list[float], num_tokens: int, num_texts: int, slower=1.0, stretch=100) -> float:
     """Tokens per plain step, over texts that share their experience; three times, since one start may be unlucky."""
     total = 0.0
     for seed in range(3):
-        rng, known = np.random.default_rng(seed), Experience(extra)
+        rng, known = np.random.default_rng(seed), Experience(EXTRA)
         for _ in range(num_texts):
             total += simulate(lambda _: acceptance, machine, num_tokens, known, rng, slower, stretch)[0]
     return NOISE * 3 * num_texts * num_tokens / total

@@ -8,6 +8,7 @@ from itertools import chain
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import foretoken
 import tiny
@@ -295,6 +296,14 @@ def test_a_drafter_with_more_weights_than_its_target_drafts_nothing():
     folder = demo_folder()
     engine = foretoken.load(folder / "drafter", drafter=folder / "target", method="auto")
     assert engine.generate("def add(a, b):", max_new_tokens=30, temperature=0.0).stats.num_drafted == 0
+
+
+def test_bytes_say_nothing_of_the_time_where_two_models_run_in_different_ways():
+    folder = demo_folder()
+    other = AutoModelForCausalLM.from_pretrained(folder / "target").eval()  # in transformers' modules
+    engine = foretoken.load(folder / "drafter", drafter=other, method="auto")
+    assert isinstance(engine.drafter, AutoDrafter)
+    assert engine.drafter.experience.extra[1] == expected_extra((0, 1))[1]
 
 
 def test_a_drafter_of_hidden_states_is_still_told_them():

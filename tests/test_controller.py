@@ -176,7 +176,7 @@ def test_a_useless_drafter_is_tried_again_when_plain_steps_have_earned_it():
 @pytest.mark.usefixtures("unchecked")
 def test_a_drafter_with_as_many_weights_as_its_target_drafts_nothing():
     """What is expected of it shows that it could not pay, and a try would have to read the text first."""
-    known, rng = Experience(expected_extra(range(DEEPEST + 1), (EXTRA[1], 1.0, 0.03))), np.random.default_rng(0)
+    known, rng = Experience(expected_extra(range(DEEPEST + 1), (0.1, 1.0, 0.03))), np.random.default_rng(0)
     for _ in range(5):
         assert not any(depth for _, depth in simulate(lambda _: 0.99, line(0.1, 1.0), 400, known, rng)[1])
 

@@ -281,6 +281,19 @@ def test_another_process_compiles_linked_loops(quadruple: Callable[[], Loop], he
     assert not here
 
 
+def test_loops_that_another_thread_imports_meanwhile_do_not_stop_the_search(
+    quadruple: Callable[[], Loop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, usual = quadruple(), Linked.load
+
+    def loaded(self: Linked) -> bool:
+        compile._missing.setdefault("foretoken_made.later", self)
+        return usual(self)
+
+    monkeypatch.setattr(Linked, "load", loaded)
+    assert run_on_numbers(loop) == [5, 9, 13]
+
+
 @pytest.mark.parametrize(
     "broken",
     [(sys, "executable", "/no/such/program"), (sys, "executable", None), (Linked, "can_be_kept", lambda self: False)],

@@ -30,11 +30,12 @@ from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.kernel import compile
 from foretoken.models import kept_model, load, packed
+from foretoken.models import named as names
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import for_drafting, load_model, load_tokenizer
 from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.named import QUANTISED
-from foretoken.models.packed import bytes_read
+from foretoken.models.packed import _bytes_read, share_read
 from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.models.parts import parts
 from foretoken.recipe import check_engine
@@ -251,21 +252,44 @@ def test_no_other_process_compiles_where_the_kernel_does_not_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("named", "kept", "early"),
-    [({}, False, True), ({}, True, False), ({"device": "cuda"}, False, False), ({"compile": "off"}, False, False)],
+    ("named", "kept", "gpu", "early"),
+    [
+        ({}, False, False, True),
+        ({}, True, False, False),
+        ({}, False, True, False),
+        ({"device": "cpu"}, False, True, True),
+        ({"device": "cuda"}, False, True, False),
+        ({"compile": "off"}, False, False, False),
+    ],
 )
 def test_the_first_start_on_a_machine_compiles_while_torch_is_imported(
-    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], kept: bool, early: bool
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, str], kept: bool, gpu: bool, early: bool
 ) -> None:
     done = list[str]()
     monkeypatch.setattr(compile, "compile_ahead", lambda: done.append("started"))
     monkeypatch.setattr(options, "check_models", Mock())  # which would look for a GPU
+    monkeypatch.setattr(names, "GPU_FILES", ("/",) if gpu else ())
     monkeypatch.setattr(foretoken, "load", Mock(side_effect=ForetokenError("reached")))
     for folder in ["models", "gguf"] if kept else ["models"]:
         (home / folder).mkdir(parents=True)
     with pytest.raises(ForetokenError, match="reached"):
         options.load_engine(None, None, **named)
     assert done == ["started"] * early
+
+
+def test_what_is_kept_where_nobody_may_look_is_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "gguf").mkdir(parents=True)
+    assert not cache.nothing_kept()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", Mock(side_effect=PermissionError))
+        assert cache.nothing_kept()
+
+
+def test_a_wrong_option_starts_no_process_at_the_first_start(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "GPU_FILES", ())
+    monkeypatch.setattr(compile, "compile_ahead", lambda: pytest.fail("a process was started"))
+    with pytest.raises(ForetokenError, match="Unknown tree"):
+        options.load_engine(None, None, tree="bush")
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])
@@ -302,15 +326,28 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
     plain = foretoken.load(target)
     texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
-    share = bytes_read(engine.source.model.weights) / bytes_read(engine.target.lm.weights)  # whose weights fill 16 bits
-    assert 5 / 16 < share < 6 / 16
+    read, of_target = (_bytes_read(lm.weights) for lm in (engine.source.model, engine.target.lm))
+    assert 5 / 16 < read / of_target < 6 / 16  # the target's weights fill 16 bits
 
 
-def test_the_bytes_that_a_token_reads_are_those_of_its_experts() -> None:
-    model = models_zoo.tiny("olmoe")  # each token is sent to two of four experts
-    experts = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
-    others = sum(weight.nbytes for weight in model.parameters()) - experts - model.get_input_embeddings().weight.nbytes
-    assert bytes_read(model) == others + experts / 2
+def test_bytes_say_nothing_of_the_time_of_a_mixture_of_experts_and_of_weights_of_another_kind(tmp_path: Path) -> None:
+    gguf_zoo.wide().save_pretrained(tmp_path)
+    whole, packed = load_model(str(tmp_path), CPU), load_model(str(tmp_path), CPU, quantise="q8_0")
+    experts = load.wrap_model(models_zoo.tiny("olmoe"))
+    assert (share_read(whole, whole), share_read(packed, packed)) == (1, 1)
+    assert (share_read(packed, whole), share_read(experts, experts)) == (0, 0)
+
+
+def test_the_bytes_that_a_token_reads_are_found_wherever_they_are() -> None:
+    model = models_zoo.tiny("gemma2")
+    every = sum(weight.nbytes for weight in model.parameters())
+    assert _bytes_read(model) == every  # the LM head is the embedding
+    up = model.model.layers[0].mlp.up_proj
+    weight = up.weight
+    del up.weight
+    up.register_buffer("qweight", weight.data)  # as GPTQ has it
+    assert _bytes_read(model) == every
+    assert _bytes_read(model.to("meta")) == every  # where weights have no address
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ from foretoken.models.load import (
     wrap_model,
 )
 from foretoken.models.named import COMPILE
-from foretoken.models.packed import bytes_read
+from foretoken.models.packed import share_read
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
@@ -321,9 +321,8 @@ def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> En
     if tuned is not None:
         known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
     inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
-    target, drafting, share = engine.target.lm, engine.source.lm, 0.0
-    if isinstance(drafting, CausalLM) and drafting.execution == target.execution:  # else it says nothing of the time
-        share = bytes_read(drafting.weights) / bytes_read(target.weights)
+    target, drafting = engine.target.lm, engine.source.lm
+    share = share_read(drafting, target) if isinstance(drafting, CausalLM) else 0.0
     controlled: Drafter = auto_drafter(inner, policy.sizes(), target.device, known, share)
     if isinstance(proposing, HybridDrafter):
         controlled = replace(proposing, inner=controlled)

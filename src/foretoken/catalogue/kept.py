@@ -8,7 +8,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
@@ -57,7 +57,9 @@ def model_files(source: Path) -> list[Path]:
 def nothing_kept() -> bool:
     """Whether nothing was kept of any model yet, as at the first start on a machine."""
     models = models_folder()
-    return not any(path.is_dir() and path != models for path in models.parent.glob("*"))
+    with suppress(OSError):  # of a folder in which this user may not look
+        return not any(path.is_dir() and path != models for path in models.parent.glob("*"))
+    return True
 
 
 def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:

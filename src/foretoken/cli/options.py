@@ -22,7 +22,7 @@ from foretoken.core.lazy import uncollected
 from foretoken.core.limits import check_counts, check_sampling, check_seed, check_stops
 from foretoken.core.messages import Message
 from foretoken.models.folder import check_template
-from foretoken.models.named import check_device, located
+from foretoken.models.named import OFF, check_device, located, surely_cpu
 from foretoken.recipe import AUTO, FIXED, check_engine, in_a_row, is_word
 from foretoken.trees.forms import with_absolute_file
 
@@ -309,7 +309,7 @@ def load_engine(
     max_batch, named: further options, as `foretoken.load` takes them.
     """
     check_models(target, drafter, profile, device, **named)
-    if device in (None, "cpu") and named.get("compile") != "off" and nothing_kept():
+    if surely_cpu(device) and named.get("compile") != OFF and nothing_kept():
         from foretoken.kernel.compile import compile_ahead  # imports numba
 
         compile_ahead()  # while torch is imported, which takes seconds

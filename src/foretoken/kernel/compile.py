@@ -243,11 +243,13 @@ def _find(loop: Loop, names: set[str], arguments: tuple[Any, ...]) -> None:
     with _finding:
         end = time.monotonic() + LONGEST
         while names & _missing.keys():
-            for name in [name for name, made in _missing.items() if made.load()]:
-                del _missing[name]
-            called = [name for name in _missing if name in names]
+            for name, made in [*_missing.items()]:  # a copy: another thread may import loops meanwhile
+                if made.load():
+                    del _missing[name]
+            every = [*_missing]
+            called = [name for name in every if name in names]
             # Another process goes through all of them in order: it is at the first one that is not on disk.
-            if called == [*_missing][:1] and process is not None and process.poll() is None and time.monotonic() < end:
+            if called == every[:1] and process is not None and process.poll() is None and time.monotonic() < end:
                 time.sleep(0.05)
             elif called:
                 _missing[called[-1]].compile()

@@ -21,6 +21,7 @@ QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can
 # docs/LOG.md, 2026-11-25.
 HEAD_KIND = "q8_0"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")  # endings of files with weights in a folder
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # there is one where drivers of GPUs are, also in containers
 HUB_S = 10  # seconds within which the hub has to answer
 # Files in which a published draft head may be; the first two may also hold a language model.
 HEAD_FILES = (
@@ -38,6 +39,14 @@ def check_device(device: str | None) -> None:
         raise ForetokenError(f"Unknown device {device}: choose cpu, cuda, or cuda:N for one of several.")
     if device is not None and device.startswith("cuda") and version("torch").endswith("+cpu"):
         raise ForetokenError(f"Device {device} cannot be used: this torch was built for CPUs alone; choose cpu.")
+
+
+def surely_cpu(device: str | None) -> bool:
+    """Whether models run on the CPU, as far as can be known without torch.
+
+    device: as in `check_device`; None stands for a GPU where there is one, see `load.choose_device`.
+    """
+    return device == "cpu" or (device is None and not any(map(os.path.exists, GPU_FILES)))
 
 
 @cache

@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +16,7 @@ from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
+from foretoken.models.causal_lm import CausalLM
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import (
     Weights,
@@ -83,24 +84,32 @@ def num_weights(model: nn.Module) -> int:
     return others + sum(module.in_features * module.out_features for module in panels)
 
 
-def bytes_read(model: HFModel | Skeleton) -> float:
-    """Return the bytes of the weights that a forward of one token reads, as they are packed.
+def share_read(drafter: CausalLM, target: CausalLM) -> float:
+    """Return the bytes of weights that a draft token reads, as a share of those that a token of the target reads.
 
-    These are all but those of embeddings, and of a mixture of experts those that a token is sent to.
+    It is 0 where it would say nothing of the time: where other means run one of them or only one is quantised, and for
+    mixtures of experts, which read a part of their weights.
 
-    model: any model of transformers, or its skeleton.
+    drafter, target: the models.
     """
-    config: Any = model.config.get_text_config(decoder=True)
-    found = dict[int, float]()  # by address: the LM head may be the embedding, too
+    alike = drafter.execution == target.execution and drafter.quantised == target.quantised
+    read, of_target = _bytes_read(drafter.weights), _bytes_read(target.weights)
+    return read / of_target if alike and read and of_target else 0.0
+
+
+def _bytes_read(model: nn.Module) -> int | None:
+    """Return the bytes of all weights but those of embeddings; None for a mixture of experts, whose stand in stacks."""
+    total = 0
     for module in model.modules():
         if isinstance(module, PanelLinear):
-            found[module.panels.data_ptr()] = module.panels.nbytes
+            total += module.panels.nbytes
         if not isinstance(module, nn.Embedding):
-            for weight in module.parameters(recurse=False):
-                experts = weight.shape[0] if weight.ndim == 3 else 1
-                used = min(getattr(config, "num_experts_per_tok", None) or experts, experts)
-                found[weight.data_ptr()] = weight.nbytes * used / experts
-    return sum(found.values())
+            matrices = (buffer for buffer in module.buffers(recurse=False) if buffer.ndim > 1)  # those of GPTQ and AWQ
+            for weight in chain(module.parameters(recurse=False), matrices):
+                if weight.ndim > 2:
+                    return None
+                total += weight.nbytes
+    return total
 
 
 def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Path | None:
