@@ -199,6 +199,9 @@ def test_drafter_auto_is_self_where_that_pays_and_lookup_elsewhere(folders: dict
         (folders["mistral"], {"method": "auto"}, "self"),
         (folders["llama"], {"compile": "off"}, "ngram"),
         (folders["llama"], {"quantise": "q4_0"}, "ngram"),
+        (folders["llama"], {"law": "opaque"}, "ngram"),  # a law that the rule for self does not take
+        (folders["llama"], {"law": "opaque", "verifier": "exact-match"}, "self"),
+        (folders["llama"], {"verifier": "block"}, "self"),
         (tmp_path / "narrow", {}, "ngram"),
     ]
     for folder, options, kind in cases:

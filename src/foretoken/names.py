@@ -193,6 +193,23 @@ def check_ahead(recipe: Recipe, kind: str, name: str) -> None:
     _check_laws(policy.laws(family), name, rule)
 
 
+def first_taken(recipes: dict[str, Recipe]) -> str:
+    """Return the first kind of drafter that can have its recipe, as far as `check_ahead` tells, for drafter auto.
+
+    recipes: the recipe of each kind, the kind that is preferred first.
+
+    Raises the ForetokenError of the preferred kind where none can.
+    """
+    errors: list[ForetokenError] = []
+    for kind, recipe in recipes.items():
+        try:
+            check_ahead(recipe, kind, AUTO)
+            return kind
+        except ForetokenError as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def check_pair(drafter: Drafter, rule: Verifier) -> None:
     """Refuse a `drafter` that has a law for which the `rule` is not lossless; raises ForetokenError."""
     _check_laws(drafter.laws, drafter.name, rule)
