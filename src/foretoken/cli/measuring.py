@@ -64,7 +64,7 @@ def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
     """
     if workload is None:
         return [each["prompt"] for each in options.heldout_prompts(count)]
-    found = read_batch(workload)
+    found = list(read_batch(workload).values())
     count = len(found) if count is None else count
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")

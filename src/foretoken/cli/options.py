@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -121,8 +121,11 @@ class EngineOptions(RecipeOptions):
         """Return the engine that the options name; seed: as in `named`; max_batch: as in `foretoken.load`."""
         return load_engine(**self.named(seed), max_batch=max_batch)
 
-    def check_chat(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Refuse, before torch is imported, `conversations` that the model's chat template does not take."""
+    def check_chat(self, conversations: Mapping[str, Sequence[Message]]) -> None:
+        """Refuse, before torch is imported, what the model's chat template does not take.
+
+        conversations: as in `check_template`.
+        """
         target, _ = resolve_models(self.target, self.drafter)
         check_template(located(target), conversations)
 
