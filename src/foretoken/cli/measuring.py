@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.command import SHARED, field_help
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interrupts import exit_code
@@ -51,9 +50,6 @@ class WorkOptions:
         check_counts(max_new_tokens=self.max_new_tokens, rounds=self.rounds)
         check_seed(self.seed, self.rounds)
         return chosen_prompts(self.workload, self.prompts)
-
-
-SHARED.update(field_help(WorkOptions))
 
 
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:

@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 import foretoken
 from foretoken.catalogue.kept import nothing_kept
-from foretoken.cli.command import SHARED, field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
 from foretoken.core.lazy import uncollected
@@ -248,9 +247,6 @@ class TextOptions:
         """Return the fields that `check_sampling` and `Engine.generate` take as sampling settings."""
         others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"
         return {name: value for name, value in vars(self).items() if name not in others}
-
-
-SHARED.update(field_help(EngineOptions))
 
 
 class DefaultCommand(TyperGroup):
