@@ -134,7 +134,7 @@ BAD = [
     (["bench", "--drafter", "suffix"], "Drafter suffix remembers the texts of earlier runs"),
     (["bench", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
     (["tune", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
-    (["tune", "--drafter", "suffix"], "every prompt is run several times here: take ngram for suffix"),
+    (["tune", "--drafter", "suffix"], "every prompt is run several times here: take ngram in place of suffix"),
     (["tune", "--best", "0"], "best is 0"),
     (["tune", "--out", NONE + "/p.json"], "Cannot write"),
     (["bench", "--out", NONE + "/b.jsonl"], NONE),

@@ -150,8 +150,8 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
     policy = policy_for(policy, rule)
     if isinstance(policy, RankedTree) and family is not Opaque:
         raise ForetokenError(
-            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
-            f"with law {family.name}: leave both out, or choose tree budget:N."
+            f"Tree {tree} has the likeliest tokens as children, which needs verifier exact-match with law opaque, not "
+            f"{rule.name} with law {family.name}: leave both out, or choose tree budget:N."
         )
     return policy, rule, family
 
@@ -166,12 +166,12 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
         )
     if kind == NO_DRAFTER or KINDS[kind].rule is not None:
         raise ForetokenError(
-            f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
-            "no strings."
+            f"draft_probability {draft_probability} needs a drafter that gives each token a probability: a language "
+            "model, not a lookup or strings as of vocab slem."
         )
     if not isinstance(policy, PathTree) and not (isinstance(policy, StaticTree) and policy.floor == 0):
         raise ForetokenError(
-            "draft_probability needs a tree whose shape is fixed, such as chain:4 or kary:2x3, without @C."
+            "draft_probability needs a tree whose shape is fixed, such as chain:4 or kary:2x3, without a confidence @C."
         )
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")

@@ -23,7 +23,7 @@ def check_forgets(drafter: str | None) -> None:
     if SUFFIX in (drafter, in_a_row(drafter)[0]):
         raise ForetokenError(
             f"Drafter {drafter} remembers the texts of earlier runs, and every prompt is run several times here: take "
-            f"{NGRAM} for {SUFFIX}, which looks the text itself up."
+            f"{NGRAM} in place of {SUFFIX}, since it looks up words in the same text alone."
         )
 
 
