@@ -5,8 +5,10 @@ from importlib import import_module
 
 import typer
 
-from foretoken.cli.command import command
+from foretoken.cli.command import FORMS, command, field_help
 from foretoken.cli.main import run
+from foretoken.cli.measuring import WorkOptions
+from foretoken.cli.options import EngineOptions
 from foretoken.core.errors import ForetokenError
 
 SCRIPTS = {
@@ -27,6 +29,7 @@ SCRIPTS = {
     "soak": "a server under users who come, go and send nonsense: texts, memory and errors",
     "expand": "writes a model with the target's function at the cost of a larger one",
 }
+SHARED = FORMS | field_help(EngineOptions) | field_help(WorkOptions)  # options that mean what they do in the package
 
 
 def main() -> object:
@@ -44,7 +47,7 @@ def main() -> object:
 def script(name: str) -> typer.Typer:
     """The command line of one of SCRIPTS."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command(import_module(f"benchmarks.{name}").command))
+    app.command()(command(import_module(f"benchmarks.{name}").command, SHARED))
     return app
 
 

@@ -24,7 +24,7 @@ Place = tuple[int, int]  # a prompt and a round, by their numbers
 
 def read_kinds(path: str) -> list[tuple[str | None, Prompt]]:
     """(kind, prompt) of each line of a JSONL file of prompts. The kind is the line's "kind"; None where it has none."""
-    prompts = read_batch(path)
+    prompts = list(read_batch(path).values())
     lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     kinds = [line.get("kind") if isinstance(line, dict) else None for line in lines]
     return list(zip(kinds, prompts, strict=True))

@@ -1,6 +1,7 @@
 """`python -m benchmarks vocab`: speed, acceptance and losslessness of each method with another vocabulary."""
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,10 +130,11 @@ class Way:
 
 @dataclass
 class Runs:
-    """What one way did at one temperature, by block; why it could not go on, if so."""
+    """What one way did at one temperature, by block, with this thread's CPU seconds; why it could not go on, if so."""
 
     way: Way
     taken: dict[Block, Run] = field(default_factory=dict)
+    cpu_s: dict[Block, float] = field(default_factory=dict)
     failed: str | None = None
 
 
@@ -141,15 +143,15 @@ def bench(report: Report, ways: Sequence[Way], target: LMTarget, settings: Setti
     for temperature in settings.temperatures:
         table = report.table(f"temperature {temperature:g}", COLUMNS, 2)
         runs = [Runs(way) for way in ways]
-        plain = {each.way.system: each for each in runs if each.way.method == PLAIN}
+        by_side = {each.way.system: each for each in runs if each.way.method == PLAIN}
         try:
             _interleave(runs, temperature, settings, progress)
         finally:
             for each in runs:
                 if each.taken or each.failed:
-                    of_plain = plain[each.way.system].taken
-                    law = each.failed or _law(each, of_plain, target, temperature, settings, progress)
-                    table.add(*_cells(each, of_plain, law))
+                    plain = by_side[each.way.system]
+                    law = each.failed or _law(each, plain.taken, target, temperature, settings, progress)
+                    table.add(*_cells(each, plain, law))
         table.notes += [*NOTES, _law_note(temperature, settings)]
 
 
@@ -170,9 +172,10 @@ def _interleave(every: Sequence[Runs], temperature: float, settings: Settings, p
         attempt(runs, 0, WARM_TOKENS, settings.seed)
 
     def run(runs: Runs, block: Block) -> None:
+        begin = time.thread_time()
         taken = attempt(runs, block.prompt, settings.max_new_tokens, settings.seed + 1000 * block.round + block.prompt)
         if taken is not None:
-            runs.taken[block] = taken
+            runs.taken[block], runs.cpu_s[block] = taken, time.thread_time() - begin
 
     named = {f"{x.way.system} {x.way.method} {x.way.drafter_name} {x.way.tree}": x for x in every}
     for _ in interleave(named, blocks(settings.rounds, len(settings.prompts), [temperature]), run, warm, progress):
@@ -185,7 +188,14 @@ def later_s(run: Run) -> float:
     return (run.wall_s - run.ttft_s) / later if later else 0.0
 
 
-def _cells(runs: Runs, plain: Mapping[Block, Run], law: str) -> list[str | float | None]:
+def own_s(run: Run) -> float | None:
+    """Seconds of drafting outside of the drafter's model: translating, and growing trees; None where not measured."""
+    if run.drafting_s is None or run.scoring_s is None or run.target_s is None:
+        return None
+    return run.drafting_s - (run.scoring_s - run.target_s)
+
+
+def _cells(runs: Runs, plain: Runs, law: str) -> list[str | float | None]:
     way, done = runs.way, runs.taken.values()
     head: list[str | float | None] = [f"{way.system} {way.method}", Path(way.drafter_name).name, way.tree]
     if runs.failed is not None:
@@ -194,13 +204,13 @@ def _cells(runs: Runs, plain: Mapping[Block, Run], law: str) -> list[str | float
     def total(figure: str) -> int:
         return sum(getattr(run, figure) for run in done)
 
-    both = [(run, plain[place]) for place, run in runs.taken.items() if place in plain]
-    own = [run.own_s for run in done if run.own_s is not None]
+    both = [(runs.taken[place], plain.taken[place], place) for place in runs.taken if place in plain.taken]
+    own = [seconds for run in done if (seconds := own_s(run)) is not None]
     return [
         *head,
         median(run.num_tokens / run.wall_s for run in done),
-        median(run.num_tokens / run.wall_s / (p.num_tokens / p.wall_s) for run, p in both),
-        median(run.num_tokens / run.cpu_s / (p.num_tokens / p.cpu_s) for run, p in both),
+        median(run.num_tokens / run.wall_s / (p.num_tokens / p.wall_s) for run, p, _ in both),
+        median(run.num_tokens / runs.cpu_s[x] / (p.num_tokens / plain.cpu_s[x]) for run, p, x in both),
         total("num_tokens") / total("num_target_forwards"),
         total("num_accepted") / drafted if (drafted := total("num_drafted")) else None,
         total("num_empty") / nodes if (nodes := total("num_nodes")) else None,

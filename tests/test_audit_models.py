@@ -284,6 +284,12 @@ def test_the_default_tree_branches_unless_the_options_name_what_does_not(
         (["--drafter", "ngram", "--verifier", "standard"], "standard is not lossless for law opaque"),
         (["--drafter", "suffix+self", "--tree", "kary:2x3", "--verifier", "hub", "--law", "iid"], "drafter self makes"),
         (["--verifier", "global-resolution"], "only approximately lossless"),
+        (["--drafter", "auto", "--tree", "kary:2x3", "--verifier", "block"], "block decides over a whole path"),
+        (["--drafter", "auto", "--law", "opaque", "--tree", "chain:3", "--verifier", "standard"], "drafter auto makes"),
+        (
+            ["--drafter", "auto", "--law", "iid", "--tree", "dynamic:9"],
+            "needs verifier exact-match with law opaque, not exact-match with",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_models_are_loaded(

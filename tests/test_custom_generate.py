@@ -87,8 +87,11 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ({"output_scores": True, "return_dict_in_generate": True}, "leave output_scores off"),
-        ({"num_return_sequences": 2}, "one sequence a prompt"),
+        (
+            {"output_scores": True, "return_dict_in_generate": True},
+            "Foretoken returns ids only: leave output_scores off",
+        ),
+        ({"num_return_sequences": 2}, "Foretoken decodes one sequence per prompt"),
         ({"prompt_lookup_num_tokens": 5}, "give draft_model='ngram'"),
     ],
 )

@@ -269,7 +269,7 @@ def test_wrong_pairs_are_refused_when_built(folders, tmp_path):
         ({"tree": "budget:8", "drafter": "ngram", "verifier": "exact-match"}, "ngram has no probabilities"),
         ({"tree": "chain:4@0.5", "drafter": "suffix"}, "Drafter suffix has no probabilities"),
         ({"tree": "budget:8", "verifier": "block"}, "does not branch"),
-        ({"tree": "dynamic:8", "verifier": "rrsw"}, "only verifier exact-match"),
+        ({"tree": "dynamic:8", "verifier": "rrsw"}, "needs verifier exact-match with law opaque"),
         ({"max_batch": 0}, "max_batch"),
         ({"dtype": "float3"}, "float3"),
     ]

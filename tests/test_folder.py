@@ -72,6 +72,7 @@ def test_weights_that_are_something_else(folder: Path, header: bytes) -> None:
 
 
 USER = [{"role": "user", "content": "hi"}]
+ONE = {"The conversation": USER}
 REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('No system here!') }}{% endif %}{{ bos_token }}"
 
 
@@ -83,13 +84,13 @@ def test_a_conversation_needs_a_template(folder: Path) -> None:
     for path in folder.glob("chat_template*"):
         path.unlink()
     with pytest.raises(ForetokenError, match=r"The conversation needs a chat template.*model has none"):
-        check_template(folder, [USER])
+        check_template(folder, ONE)
     settings.write_text(json.dumps(found | {"chat_template": "{{ messages }}"}))
-    check_template(folder, [USER])
+    check_template(folder, ONE)
     settings.write_text(json.dumps(found))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    check_template(folder, [USER])
-    check_template(folder / "elsewhere", [USER])
+    check_template(folder, ONE)
+    check_template(folder / "elsewhere", ONE)
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
@@ -100,10 +101,10 @@ def test_what_a_template_refuses_is_told_before_the_model_is_loaded(
     (folder / place).write_text(json.dumps({"chat_template": REFUSES}) if inside else REFUSES)
     if not inside:
         (folder / "tokenizer_config.json").write_text("{}")
-    check_template(folder, [USER, USER])
+    check_template(folder, ONE)
     system = {"role": "system", "content": "Be brief."}
     with pytest.raises(ForetokenError, match=r"Conversation 2 is refused by .* chat template: No system here\."):
-        check_template(folder, [USER, [{**system, "role": "developer"}, *USER]])
+        check_template(folder, {**ONE, "Conversation 2": [{**system, "role": "developer"}, *USER]})
     monkeypatch.setattr(options, "load_engine", lambda **_: pytest.fail("the model was loaded"))
     for line in (["generate", "hi", "--system", "Be brief."], ["chat", "--system", "Be brief."]):
         code, _, err = command.run(monkeypatch, capsys, *line, "--target", folder)
@@ -112,10 +113,29 @@ def test_what_a_template_refuses_is_told_before_the_model_is_loaded(
         )  # fmt: skip
 
 
+def test_what_a_template_refuses_in_a_batch_file_is_told_with_its_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": REFUSES}))
+    monkeypatch.setattr(options, "load_engine", lambda **_: pytest.fail("the model was loaded"))
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('"a text"\n\n{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}')
+
+    def refused() -> str:
+        code, _, err = command.run(monkeypatch, capsys, "generate", "--batch-file", batch, "--target", folder)
+        assert code == 2
+        return err
+
+    assert f"The conversation of line 3 of {batch} is refused by the model's chat template: No system h" in refused()
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert f"The conversation of line 3 of {batch} needs a chat template" in refused()
+
+
 @pytest.mark.parametrize("template", ["{{ messages.missing.too }}", "{{ 1 / 0 }}", "{% if %}"])
 def test_a_template_that_fails_otherwise_is_left_to_the_tokenizer(folder: Path, template: str) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    check_template(folder, [USER])
+    check_template(folder, ONE)
 
 
 @pytest.mark.usefixtures("unchecked")

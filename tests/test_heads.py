@@ -230,6 +230,24 @@ def test_recorded_heads_draft_as_plain_ones(
     assert {nodes for _, _, nodes, _ in forward.ready} >= {1, 2, 4}
 
 
+@pytest.mark.parametrize("kind", HEADS)
+def test_no_score_is_memory_that_nobody_wrote(kind: str, lm: CausalLM, target: TargetParts) -> None:
+    """Also after committed tokens before the last one, from which nothing is drafted."""
+    head = made(kind, target)
+    ids, head_lm = list(range(3, 12)), HeadLM(head, kind)
+    features = lm.states(torch.tensor([ids[:-1]]), head.feature_layers)[0]
+    rows = head_lm.open(1, 40)
+    rows.join()
+    rows.learn([features])
+    torch.use_deterministic_algorithms(True)  # which fills new memory with NaN
+    try:
+        assert torch.empty(1).isnan()
+        (scores,) = rows.score([ids[1:]], [range(-1, len(ids) - 2)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not scores.isnan().any()
+
+
 def alone(head: PublishedHead) -> PublishedHead:
     """A copy that can be packed; its target stays as it is."""
     return copy.deepcopy(head, {id(head.target): head.target})

@@ -91,7 +91,7 @@ def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree
     [
         ("eagle", {"vocab": "tli"}, "leave vocab"),
         ("eagle", {"tree": "product:20"}, "needs parallel ones"),
-        ("medusa", {"tree": "product:20", "verifier": "rrsw"}, "only verifier exact-match takes"),
+        ("medusa", {"tree": "product:20", "verifier": "rrsw"}, "which needs verifier exact-match with law opaque"),
         ("eagle", {"tree": "ranked:20"}, "Unknown tree ranked:20"),
         ("medusa", {"tree": "kary:2x2", "verifier": "standard"}, "not lossless for law"),
     ],

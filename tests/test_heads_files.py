@@ -277,9 +277,17 @@ def test_a_gumiho_head_of_another_function_is_refused(
         load(tmp_path, target)
 
 
-def test_eagle3_needs_layers_to_read() -> None:
-    with pytest.raises(ForetokenError, match="needs a target of 4 layers, and LlamaForCausalLM has 3"):
-        new_head("eagle3", parts(CausalLM(tiny.llama(0, layers=3))))
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("eagle3", "Head eagle3 needs"),
+        ("dflash", "Heads dflash and jetflow need"),
+        ("jetflow", "dflash and jetflow need"),
+    ],
+)
+def test_some_heads_need_layers_to_read(kind: str, said: str) -> None:
+    with pytest.raises(ForetokenError, match=f"{said} a target of 4 layers, and LlamaForCausalLM has 3"):
+        new_head(kind, parts(CausalLM(tiny.llama(0, layers=3))))
 
 
 @pytest.mark.parametrize(

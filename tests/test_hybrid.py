@@ -257,7 +257,7 @@ def test_another_vocabulary_after_a_lookup(folders, vocab, method):
         ({"drafter": "suffix+ngram"}, "names no model after its lookup"),
         ({"drafter": "ngram+none"}, r"say ngram\+self"),
         ({"drafter": "suffix+auto"}, "names no model after its lookup"),
-        ({"drafter": "suffix+self:q9"}, "names no kind of blocks"),
+        ({"drafter": "suffix+self:q9"}, "names no known kind of blocks"),
         ({"drafter": "suffix+nowhere"}, "There is no model nowhere here"),
         ({"drafter": "suffix+drafter", "draft_probability": 0.5}, "works beside the target, which none after suffix"),
         ({"drafter": "suffix+drafter", "tree": "kary:2x2", "verifier": "standard"}, "standard is not lossless"),

@@ -199,6 +199,9 @@ def test_drafter_auto_is_self_where_that_pays_and_lookup_elsewhere(folders: dict
         (folders["mistral"], {"method": "auto"}, "self"),
         (folders["llama"], {"compile": "off"}, "ngram"),
         (folders["llama"], {"quantise": "q4_0"}, "ngram"),
+        (folders["llama"], {"law": "opaque"}, "ngram"),  # a law that the rule for self does not take
+        (folders["llama"], {"law": "opaque", "verifier": "exact-match"}, "self"),
+        (folders["llama"], {"verifier": "block"}, "self"),
         (tmp_path / "narrow", {}, "ngram"),
     ]
     for folder, options, kind in cases:
@@ -244,8 +247,8 @@ def test_a_drafter_that_fails_costs_speed_only(
         ({"compile": "off"}, "a target that our CPU kernel runs.*runs by modules: choose drafter ngram"),
         ({"vocab": "tli"}, "vocab tli is for a drafter model with a vocabulary, and drafter self has its target's"),
         ({"tree": "product:20"}, "product:20 is for draft heads"),
-        ({"drafter": "self:q9"}, "Drafter self:q9 names no kind of blocks: choose self:KIND, q8_0 or"),
-        ({"drafter": "self:"}, "Drafter self: names no kind of blocks"),
+        ({"drafter": "self:q9"}, "Drafter self:q9 names no known kind of blocks: choose self:q8_0 or self:"),
+        ({"drafter": "self:"}, "Drafter self: names no known kind of blocks"),
         ({"draft_probability": 0.5, "tree": "chain:3"}, "drafter self works in its cache: name a model"),
     ],
 )  # fmt: skip

@@ -204,8 +204,8 @@ def test_under_the_controller(models):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafter": "ngram"}, "needs a drafter with a distribution"),
-        ({"drafter": None}, "needs a drafter with a distribution"),
+        ({"drafter": "ngram"}, "needs a drafter that gives each token a probability"),
+        ({"drafter": None}, "needs a drafter that gives each token a probability"),
         ({"draft_probability": -0.1}, r"must be in \[0, 1\]"),
         ({"law": "without_replacement"}, "makes i.i.d. draws"),
         ({"verifier": "hub", "tree": "kary:2x2"}, "not lossless for law iid"),

@@ -24,6 +24,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.vocab.overlap import compare
 from foretoken.vocab.slem import Inner, Row, SLEMDrafter
+from foretoken.vocab.slrs import SLRSDrafter
 from foretoken.vocab.strings import Followed, continuation, incomplete
 from foretoken.vocab.translation import FIRM, Translation
 from foretoken.vocab.vocabulary import vocabulary
@@ -108,9 +109,16 @@ def test_the_drafter_is_as_sure_of_a_target_token_as_of_its_own_that_ends_it(bef
     row.follow(T.encode(before.encode()))
     written = [D.ids[spelled] for spelled in (b"hel", b"l", b"o", b" ")]
     drafted = replace(opaque_tree([0, *written], range(-1, 4)), sure=(1.0, 0.9, 0.5, 0.2, 0.1))
-    drafter = SLEMDrafter(CausalLM(tiny.llama(0)), translation, static.chain(4), Opaque)
+    drafter = SLEMDrafter(CausalLM(tiny.llama(0)), translation, static.chain(4), Opaque, 257)
     found = drafter.open(1, 9)._sure(row, drafted, [T.ids[spelled] for spelled in target_tokens])
     assert found == (1.0, *sure)
+
+
+@pytest.mark.parametrize("drafter", [partial(SLEMDrafter, law=Opaque), SLRSDrafter])
+def test_a_drafter_of_strings_must_know_the_targets_ids(drafter):
+    """Without their number one would draft nothing, the other ids that the target lacks."""
+    with pytest.raises(TypeError, match="vocab_size"):
+        drafter(CausalLM(tiny.llama(0)), Translation(T, D), static.chain(4))
 
 
 def test_the_longest_overlap_goes_on_behind_what_is_unchanged():

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from typer.main import get_command
 
 import foretoken
+from foretoken.cli import command as making
 from foretoken.cli.main import app, main
 from foretoken.core.lazy import imported, uncollected
 from foretoken.heads import HEADS
@@ -131,7 +134,7 @@ BAD = [
     (["bench", "--drafter", "suffix"], "Drafter suffix remembers the texts of earlier runs"),
     (["bench", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
     (["tune", "--drafter", "ngram+self"], "Drafter ngram+self is two in a row"),
-    (["tune", "--drafter", "suffix"], "every prompt is run several times here: take ngram for suffix"),
+    (["tune", "--drafter", "suffix"], "every prompt is run several times here: take ngram in place of suffix"),
     (["tune", "--best", "0"], "best is 0"),
     (["tune", "--out", NONE + "/p.json"], "Cannot write"),
     (["bench", "--out", NONE + "/b.jsonl"], NONE),
@@ -212,6 +215,18 @@ def test_every_option_has_its_help() -> None:
             if hasattr(command, "commands"):
                 groups.append(command)
             assert all(param.help for param in command.params), command.name
+
+
+def test_an_option_has_no_help_but_that_of_its_own_command() -> None:
+    def made(*, tree: str = "", json_: bool = False) -> None:
+        """Do nothing."""
+
+    def helps(*shared: Mapping[str, str]) -> list[str | None]:
+        found = signature(making.command(made, *shared)).parameters.values()
+        return [each.annotation.__metadata__[0].help for each in found]
+
+    assert helps() == [None, "Print JSON instead of text."]
+    assert helps({"tree": "A tree."}) == ["A tree.", None]
 
 
 @pytest.mark.parametrize("home", ["core.errors:ForetokenError", "core.errors:Nothing", "nowhere:Nothing"])

@@ -74,7 +74,7 @@ def turns(*contents: object) -> dict[str, Any]:
         ('"ids"', "line 2 is no training text"),
         ({"ids": "abc"}, "line 2 has ids that are no list of whole numbers"),
         ({"ids": [10**30]}, "line 2 has ids that are no list of whole numbers"),
-        ({"ids": [1], "given": 2}, "line 2 has given 2"),
+        ({"ids": [1], "given": 2}, "line 2 has given 2: it must be a whole number up to 1, the number of ids"),
     ],
 )
 def test_a_line_that_is_no_text_is_named(bad: dict[str, Any] | str, message: str, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from foretoken.models.packed import share_read
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
-from foretoken.names import check_ahead, check_pair, settled, tree_policy
+from foretoken.names import check_ahead, check_pair, first_taken, settled, tree_policy
 from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
@@ -208,8 +208,8 @@ def load(
     elif vocab is not None:
         raise _no_vocab(vocab, drafter, kind)
     recipe = replace(recipe, tree=tree or usual_tree(kind, method), vocab=kind if kind in VOCABS else None)
-    if drafter == AUTO:  # the loaded target decides which drafter it is
-        settled(recipe, kind)
+    if drafter == AUTO:  # the loaded target decides between these two, where both are possible
+        kind = first_taken({each: replace(recipe, tree=tree or usual_tree(each, method)) for each in (OWN, NGRAM)})
     else:
         check_ahead(recipe, kind, _named(drafter or NO_DRAFTER))
 
@@ -222,7 +222,7 @@ def load(
     model = causal_lm(target, quantise)
     models_run()
     if drafter == AUTO:
-        kind = OWN if drafts_itself(model, target) else NGRAM
+        kind = kind if drafts_itself(model, target) else NGRAM
         # Two in a row need the measured costs of method auto; a profile, bench and tune are for one drafter.
         first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))

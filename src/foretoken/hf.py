@@ -58,7 +58,7 @@ def custom_generate(
     """
     _refuse(generation_config, logits_processor or ())
     if model_kwargs.get("inputs_embeds") is not None:
-        raise ForetokenError("foretoken decodes from token ids: leave inputs_embeds out.")
+        raise ForetokenError("Foretoken decodes from token ids: leave inputs_embeds out.")
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
     mask = model_kwargs.get("attention_mask")
     kept = input_ids.ne(-1) if mask is None else mask.bool()
@@ -101,15 +101,15 @@ def custom_generate(
 
 def _refuse(config: Any, processors: Any) -> None:
     if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
-        raise ForetokenError("foretoken decodes one sequence a prompt: use num_beams=1 and num_return_sequences=1.")
+        raise ForetokenError("Foretoken decodes one sequence per prompt: use num_beams=1 and num_return_sequences=1.")
     if config.prompt_lookup_num_tokens:
         raise ForetokenError("prompt_lookup_num_tokens is not used here: leave it out, and give draft_model='ngram'.")
     for name in ("penalty_alpha", "dola_layers"):
         if getattr(config, name, None):
-            raise ForetokenError(f"foretoken does not decode by {name}: leave it out.")
+            raise ForetokenError(f"Foretoken does not decode by {name}: leave it out.")
     for name in OUTPUTS:
         if getattr(config, name, None):
-            raise ForetokenError(f"foretoken returns ids only: leave {name} off.")
+            raise ForetokenError(f"Foretoken returns ids only: leave {name} off.")
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise ForetokenError(f"{type(processor).__name__} keeps state between calls, so it cannot run on a tree.")

@@ -150,8 +150,8 @@ def settled(recipe: Recipe, kind: str) -> tuple[TreePolicy, Verifier, LawFamily]
     policy = policy_for(policy, rule)
     if isinstance(policy, RankedTree) and family is not Opaque:
         raise ForetokenError(
-            f"Tree {tree} has the likeliest tokens as children, which only verifier exact-match takes, not {rule.name} "
-            f"with law {family.name}: leave both out, or choose tree budget:N."
+            f"Tree {tree} has the likeliest tokens as children, which needs verifier exact-match with law opaque, not "
+            f"{rule.name} with law {family.name}: leave both out, or choose tree budget:N."
         )
     return policy, rule, family
 
@@ -166,12 +166,12 @@ def _check_randomised(draft_probability: float, kind: str, policy: TreePolicy, l
         )
     if kind == NO_DRAFTER or KINDS[kind].rule is not None:
         raise ForetokenError(
-            f"draft_probability {draft_probability} needs a drafter with a distribution: a language model, no lookup, "
-            "no strings."
+            f"draft_probability {draft_probability} needs a drafter that gives each token a probability: a language "
+            "model, not a lookup or strings as of vocab slem."
         )
     if not isinstance(policy, PathTree) and not (isinstance(policy, StaticTree) and policy.floor == 0):
         raise ForetokenError(
-            "draft_probability needs a tree whose shape is fixed, such as chain:4 or kary:2x3, without @C."
+            "draft_probability needs a tree whose shape is fixed, such as chain:4 or kary:2x3, without a confidence @C."
         )
     if law not in (None, IID.name):
         raise ForetokenError(f"draft_probability makes i.i.d. draws: leave law {law} out.")
@@ -191,6 +191,23 @@ def check_ahead(recipe: Recipe, kind: str, name: str) -> None:
     elif recipe.draft_probability is not None:
         family = Coins(recipe.draft_probability)
     _check_laws(policy.laws(family), name, rule)
+
+
+def first_taken(recipes: dict[str, Recipe]) -> str:
+    """Return the first kind of drafter that can have its recipe, as far as `check_ahead` tells, for drafter auto.
+
+    recipes: the recipe of each kind, the kind that is preferred first.
+
+    Raises the ForetokenError of the preferred kind where none can.
+    """
+    errors: list[ForetokenError] = []
+    for kind, recipe in recipes.items():
+        try:
+            check_ahead(recipe, kind, AUTO)
+            return kind
+        except ForetokenError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def check_pair(drafter: Drafter, rule: Verifier) -> None:

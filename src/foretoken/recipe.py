@@ -149,7 +149,8 @@ def own_kind(drafter: object) -> str | None:
     if name != OWN:
         return None
     if colon and kind not in QUANTISED:
-        raise ForetokenError(f"Drafter {drafter} names no kind of blocks: choose self:KIND, {' or '.join(QUANTISED)}.")
+        kinds = " or ".join(f"{OWN}:{known}" for known in QUANTISED)
+        raise ForetokenError(f"Drafter {drafter} names no known kind of blocks: choose {kinds}.")
     return kind or OWN_KIND
 
 

@@ -36,7 +36,7 @@ def fetch(name: str, progress: Progress = lambda what, done, total: None) -> Pat
         return model.folder
     try:
         if model.folder.exists():
-            raise ForetokenError(f"Folder {model.folder} is not a whole model: remove it and call again.")
+            raise ForetokenError(f"Folder {model.folder} is not a whole model: remove it and fetch it again.")
         model.folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(model.folder.with_name(f".{model.name}.lock"), f"fetches {model.name}"):
             if not model.fetched:

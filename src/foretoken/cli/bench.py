@@ -35,6 +35,8 @@ class Compared(options.EngineModels):
     runs weights of 16 or 32 bits, else ngram), or "none".
     Default: the demo drafter for the demo target, else auto.
     tree: Token tree; may be repeated. Default: chain:5 and kary:2x2.
+    verifier: Rule: $rules. See docs/trees-and-rules.md. Default: the usual one of each tree.
+    profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named.
     temperature: Temperature; may be repeated. Default: 0 and 1.
     top_p: Keep the likeliest tokens with this mass.
     batch: Prompts decoded side by side; may be repeated, e.g. 1 and 8. Default: 1.

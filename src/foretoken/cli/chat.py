@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.command import command
 from foretoken.cli.options import EngineOptions, TextOptions
-from foretoken.cli.prompts import system_message
+from foretoken.cli.prompts import ONE, system_message
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.files import check_file, write
@@ -51,7 +51,7 @@ def chat(model: str | None = None, /, *, engine: EngineOptions, text: AnswerOpti
     engine = engine.of(model)
     messages = system_message(text.system)
     text.check()
-    engine.check_chat([[*messages, HELLO]])
+    engine.check_chat({ONE: [*messages, HELLO]})
     loaded = engine.load(text.seed, 1)
     conversation = Conversation(loaded, text.arguments(), text.show_drafts, messages)
     loaded.encode([*messages, HELLO])  # has it a template?

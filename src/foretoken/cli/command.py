@@ -11,13 +11,13 @@
 
 A parameter before `/` is an argument of the command line. Any other is an option, and a flag if it is a bool. A
 parameter of a dataclass type stands for one option per field, with the help that its docstring, or that of the class
-it inherits from, has for the field. A parameter without a line has the help in SHARED. `$trees` and the like in a help
-text stand for the names in a registry.
+it inherits from, has for the field. `json_` and `markdown` need no line. `$trees` and the like in a help text stand for
+the names in a registry.
 """
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, Signature, cleandoc, signature
 from string import Template
@@ -40,14 +40,18 @@ NAMES = {
     "vocabs": ", ".join([*VOCABS, AUTO]),
     "kinds": ", ".join(QUANTISED),
 }
-# The help of options that many commands have, for parameters of which a docstring says nothing; others add to it.
-SHARED = {"json_": "Print JSON instead of text.", "markdown": "Print Markdown instead of text."}
+# The help of the options that choose a report's form, which many commands have.
+FORMS = {"json_": "Print JSON instead of text.", "markdown": "Print Markdown instead of text."}
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` as typer takes it, with an option per parameter and per field of its dataclasses."""
+def command(function: Callable[..., None], shared: Mapping[str, str] = FORMS) -> Callable[..., None]:
+    """Return `function` as typer takes it, with an option per parameter and per field of its dataclasses.
+
+    shared: the help, by name, of parameters of which the function's docstring says nothing.
+    """
     hints = get_type_hints(function, include_extras=True)
-    about, helps = _documented(function.__doc__)
+    about, own = _documented(function.__doc__)
+    helps = {**shared, **own}
     groups: dict[str, Any] = {}
     parameters: list[Parameter] = []
     for given in signature(function).parameters.values():
@@ -111,7 +115,6 @@ def field_help(kind: type) -> dict[str, str]:
 def _parameter(name: str, kind: Any, default: Any, text: str | None, is_argument: bool = False) -> Parameter:
     """Return one parameter as typer takes it. kind: its type. text: its help. is_argument: whether it is no option."""
     if get_origin(kind) is not Annotated:
-        text = text or SHARED.get(name)
         written = f"--{name.rstrip('_').replace('_', '-')}"
         kind = Annotated[kind, typer.Argument(help=text) if is_argument else typer.Option(written, help=text)]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -73,10 +73,11 @@ def generate(
         check_file(Path(trace))
         if Path(trace).suffix.lower() not in (".html", ".htm"):
             raise ForetokenError(f"--trace {trace} is a page for a browser: name it FILE.html.")
-    prompts = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
+    asked = given(prompt, batch_file, engine.target is None, chat or text.system is not None, text.system)
+    prompts = list(asked.values())
     check_counts(max_batch=max_batch)
     text.check(len(prompts))
-    if conversations := [each for each in prompts if not isinstance(each, str)]:
+    if conversations := {which: each for which, each in asked.items() if not isinstance(each, str)}:
         engine.check_chat(conversations)
     if cluster.ray is not None or out is not None:
         shown = {"--trace": trace, "--show-drafts": text.show_drafts, "--json": json_}

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from foretoken.cli import options
-from foretoken.cli.command import SHARED, field_help
 from foretoken.cli.prompts import Prompt, check_prompts, read_batch
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interrupts import exit_code
@@ -24,7 +23,7 @@ def check_forgets(drafter: str | None) -> None:
     if SUFFIX in (drafter, in_a_row(drafter)[0]):
         raise ForetokenError(
             f"Drafter {drafter} remembers the texts of earlier runs, and every prompt is run several times here: take "
-            f"{NGRAM} for {SUFFIX}, which looks the text itself up."
+            f"{NGRAM} in place of {SUFFIX}, since it looks up words in the same text alone."
         )
 
 
@@ -53,9 +52,6 @@ class WorkOptions:
         return chosen_prompts(self.workload, self.prompts)
 
 
-SHARED.update(field_help(WorkOptions))
-
-
 def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
     """Return the first `count` prompts of a workload, None: all of them; torch is not imported for it.
 
@@ -64,7 +60,7 @@ def chosen_prompts(workload: str | None, count: int | None) -> list[Prompt]:
     """
     if workload is None:
         return [each["prompt"] for each in options.heldout_prompts(count)]
-    found = read_batch(workload)
+    found = list(read_batch(workload).values())
     count = len(found) if count is None else count
     if not 1 <= count <= len(found):
         raise ForetokenError(f"Cannot take {count} prompts of the workload: it has {len(found)}, take 1 or more.")

@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 import foretoken
 from foretoken.catalogue.kept import nothing_kept
-from foretoken.cli.command import SHARED, field_help
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file, read_text
 from foretoken.core.lazy import uncollected
@@ -121,8 +120,11 @@ class EngineOptions(RecipeOptions):
         """Return the engine that the options name; seed: as in `named`; max_batch: as in `foretoken.load`."""
         return load_engine(**self.named(seed), max_batch=max_batch)
 
-    def check_chat(self, conversations: Sequence[Sequence[Message]]) -> None:
-        """Refuse, before torch is imported, `conversations` that the model's chat template does not take."""
+    def check_chat(self, conversations: Mapping[str, Sequence[Message]]) -> None:
+        """Refuse, before torch is imported, what the model's chat template does not take.
+
+        conversations: as in `check_template`.
+        """
         target, _ = resolve_models(self.target, self.drafter)
         check_template(located(target), conversations)
 
@@ -247,9 +249,6 @@ class TextOptions:
         return {name: value for name, value in vars(self).items() if name not in others}
 
 
-SHARED.update(field_help(EngineOptions))
-
-
 class DefaultCommand(TyperGroup):
     """A group of commands whose first one runs where none is named; --help of the group is that of the first, too."""
 
@@ -342,7 +341,7 @@ def quiet() -> None:
 @cache
 def tell_of_compiling() -> None:
     """Print, once per process, that loops are being compiled."""
-    print("foretoken: compiling for this kind of model, and keeping it: up to a minute of two cores", file=sys.stderr)
+    print("foretoken: compiling code for this kind of model, once: it takes two cores up to a minute", file=sys.stderr)
 
 
 def spare_threads(num_parameters: int) -> None:

@@ -10,10 +10,13 @@ from foretoken.core.files import read_text
 from foretoken.core.messages import Message, check_messages, check_text
 
 Prompt = str | list[Message]  # a text to continue, or a conversation to answer
+ONE = "The conversation"  # what errors call the only one
 
 
-def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool, system: str | None) -> list[Prompt]:
-    """Return the prompts of `foretoken generate`, checked; torch is not imported for it.
+def given(
+    prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool, system: str | None
+) -> dict[str, Prompt]:
+    """Return the prompts of `foretoken generate`, checked, by what errors call them; this imports no torch.
 
     prompt: a text; "-" reads it from stdin; None takes the demo prompt if the target `is_demo`, unless `chat`.
     batch_file: a JSONL file of many prompts, in place of `prompt`; "-" reads it from stdin.
@@ -26,16 +29,16 @@ def given(prompt: str | None, batch_file: str | None, is_demo: bool, chat: bool,
             raise ForetokenError("Both a prompt and --batch-file were given: give one of them.")
         prompts = read_batch(batch_file)
     elif prompt is not None:
-        prompts: list[Prompt] = [_stdin("prompt") if prompt == "-" else prompt]
+        prompts: dict[str, Prompt] = {ONE: _stdin("prompt") if prompt == "-" else prompt}
     elif not is_demo or chat:
         raise ForetokenError("No prompt was given: write one, or - to read it from stdin.")
     else:
         text = options.heldout_prompts()[0]["prompt"]
         last = text.rstrip("\n").rsplit("\n", 1)[-1].strip()
         print(f"foretoken: no prompt named; the text begins with a demo prompt, up to {last!r}.\n", file=sys.stderr)
-        prompts = [text]
-    check_prompts([] if chat else prompts)
-    return [_asked(each, system) if chat else each for each in prompts]
+        prompts = {ONE: text}
+    check_prompts([] if chat else list(prompts.values()))
+    return {which: _asked(each, system) if chat else each for which, each in prompts.items()}
 
 
 def check_prompts(prompts: list[Prompt]) -> None:
@@ -73,8 +76,8 @@ def _stdin(what: str) -> str:
         raise ForetokenError(f"The {what} on stdin is not UTF-8: {error.reason} at byte {error.start + 1}.") from None
 
 
-def read_batch(path: str) -> list[Prompt]:
-    """Return the prompts of the JSONL file `path`, of stdin where that is "-".
+def read_batch(path: str) -> dict[str, Prompt]:
+    """Return the prompts of the JSONL file `path`, of stdin where that is "-", by what errors call them.
 
     Each line is {"prompt": "..."}, {"messages": [...]}, or a text by itself, as a JSON string.
     """
@@ -82,27 +85,27 @@ def read_batch(path: str) -> list[Prompt]:
         text, path = _stdin("batch file").removeprefix("\ufeff"), "stdin"
     else:
         text = read_text(path, "batch file", "utf-8-sig")  # with the mark that some editors put first
-    lines = text.split("\n")
-    prompts = [_prompt_of(line, number, path) for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = [(f"{i} of {path}", line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    prompts = {f"The conversation of line {at}": _prompt_of(line, at) for at, line in lines}
     if not prompts:
         raise ForetokenError(f"Batch file {path} has no prompts.")
     return prompts
 
 
-def _prompt_of(line: str, number: int, path: str) -> Prompt:
-    """Return the prompt of a line of a file. number: that of the line, from 1, for errors."""
+def _prompt_of(line: str, at: str) -> Prompt:
+    """Return the prompt of a line of a file. at: its number and file for errors, such as "2 of FILE"."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
     given: Any = record if isinstance(record, dict) else {"prompt": record}
     if "messages" in given and "prompt" not in given:
-        check_messages(given["messages"], f"The conversation of line {number} of {path}")
+        check_messages(given["messages"], f"The conversation of line {at}")
         return given["messages"]
     prompt = None if "messages" in given else given.get("prompt")
     if not isinstance(prompt, str):
         raise ForetokenError(
-            f'Line {number} of {path} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
+            f'Line {at} is not a prompt: write {{"prompt": "..."}} or {{"messages": [...]}} on each line.'
         )
-    check_text(prompt, f"The prompt of line {number} of {path}")
+    check_text(prompt, f"The prompt of line {at}")
     return prompt

@@ -65,6 +65,7 @@ def train(
     seed: Seed of the first weights, of the order of the texts and of the noise.
     evaluate_every: Steps between measurements on held-out text.
     cache: Folder that keeps the target's states, for other heads and runs on these texts.
+    device: cpu, cuda, cuda:N. Default: the first accelerator, else cpu.
     dtype: float32, bfloat16, float16, of the target. Default: float32 on a CPU, else the checkpoint's own.
     """
     check_counts(

@@ -94,7 +94,7 @@ class Checkpoint:
         Raises ForetokenError where it is missing, or has another number of dimensions.
         """
         if key not in self.weights:
-            raise ForetokenError(f"{self.path} lacks {key}.")
+            raise ForetokenError(f"{self.path} lacks {key}: it is not a whole head, get it again.")
         shape = tuple(self.weights[key].shape)
         if len(shape) != dims:
             raise ForetokenError(f"In {self.path}, {key} has shape {shape} instead of {dims} dimensions: take another.")

@@ -204,7 +204,9 @@ def _usual_layers(parts: TargetParts, count: int) -> tuple[int, ...]:
     Raises ForetokenError where the target has fewer than 4 layers.
     """
     if parts.layers < 4:
-        raise ForetokenError(f"Such a head needs a target of 4 layers, and {parts.name} has {parts.layers}.")
+        raise ForetokenError(
+            f"Heads dflash and jetflow need a target of 4 layers, and {parts.name} has {parts.layers}."
+        )
     if count == 1:
         return (parts.layers // 2 + 1,)
     return tuple(round(1 + i * (parts.layers - 4) / (count - 1)) + 1 for i in range(count))

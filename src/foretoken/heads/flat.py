@@ -252,7 +252,7 @@ class HydraRows(FlatRows):
             self._read_states(fresh)
         device = self.target.device
         logits = [
-            torch.empty(len(row.tree) - first, self.target.vocab_size, device=device)
+            torch.zeros(len(row.tree) - first, self.target.vocab_size, device=device)
             for row, first in zip(self.rows, firsts, strict=True)
         ]
         by_level: dict[int, list[tuple[int, int]]] = {}

@@ -135,7 +135,8 @@ class HeadRows(ABC):
         parents: per row the parent of each new node: the index of an earlier node of the row's tree, those of this call
             included, or -1 where the node follows the committed tokens that the row has read.
 
-        The logits are over the target's vocabulary, -inf for tokens that the head cannot draft.
+        The logits are over the target's vocabulary, -inf for tokens that the head cannot draft. After committed tokens
+        before the last one, from which nothing is drafted, some heads return zeros instead.
         """
         return [self.whole(scores, float("-inf")) for scores in self.score_own(tokens, parents)]
 

@@ -200,11 +200,6 @@ class Clocks:
         self.drafter, self.forwards, self.proposing = (Clock(device) for _ in range(3))
         self.target = Clock(device, halts=self.proposing)
 
-    @property
-    def own_s(self) -> float:
-        """The seconds of proposing and observing outside of the drafter's model: translating, and growing trees."""
-        return self.proposing.seconds - self.drafter.seconds
-
     def on_target(self, target: LMTarget) -> LMTarget:
         """Return a copy of `target` that runs the clocks."""
         return LMTarget(timed(target.lm, self.target, self.forwards))

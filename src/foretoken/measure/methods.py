@@ -32,10 +32,8 @@ class Run:
     memory_bytes_per_token: growth of memory after the first step, per new token; None where it is not known.
     num_first: tokens that came with each sequence's first one, that one included.
     texts: the new ids of each sequence.
-    cpu_s: CPU time of this thread.
     target_s: inside the target's rows; None for transformers.
     drafting_s: of drafting; None where it is not measured.
-    own_s: of drafting, outside of the drafter's model; None where it is not measured.
     num_nodes, num_empty: nodes that were to have children, and those of them where the drafter drew no token.
     """
 
@@ -50,16 +48,14 @@ class Run:
     memory_bytes_per_token: float | None
     num_first: int
     texts: tuple[list[int], ...] = ()
-    cpu_s: float = 0.0
     target_s: float | None = None
     drafting_s: float | None = None
-    own_s: float | None = None
     num_nodes: int = 0
     num_empty: int = 0
 
     def record(self) -> dict[str, Any]:
         """Return the fields that a line of JSONL has, by name."""
-        left_out = ("texts", "cpu_s", "target_s", "drafting_s", "own_s", "num_nodes", "num_empty")
+        left_out = ("texts", "target_s", "drafting_s", "num_nodes", "num_empty")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
@@ -93,7 +89,7 @@ class Foretoken:
         engine = replace(self.engine, target=target, drafter=drafter, tokenizer=None)  # ids in, ids out, as theirs
         ttft_s, finished, first = 0.0, [], {}
         texts: tuple[list[int], ...] = tuple([] for _ in prompts)
-        begin, begin_cpu = time.perf_counter(), time.thread_time()
+        begin = time.perf_counter()
         asked = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": self.top_p}
         for chunk in engine.stream(prompts, seed=seed, **asked):
             ttft_s = ttft_s or time.perf_counter() - begin
@@ -102,7 +98,7 @@ class Foretoken:
             memory.sample(last=chunk.finished)
             if chunk.finished:
                 finished.append(chunk.stats)
-        wall_s, cpu_s = time.perf_counter() - begin, time.thread_time() - begin_cpu
+        wall_s = time.perf_counter() - begin
         counts = ("num_tokens", "num_target_forwards", "num_drafted", "num_accepted")
         totals = {name: sum(getattr(stats, name) for stats in finished) for name in counts}
         drafts = clocks.proposing.count > 0
@@ -115,10 +111,8 @@ class Foretoken:
             memory_bytes_per_token=memory.bytes_per_token(totals["num_tokens"]),
             num_first=sum(first.values()),
             texts=texts,
-            cpu_s=cpu_s,
             target_s=clocks.target.seconds,
             drafting_s=clocks.proposing.seconds if drafts else None,
-            own_s=clocks.own_s if drafts else None,
             num_nodes=clocks.drafts.nodes,
             num_empty=clocks.drafts.empty,
         )
@@ -164,11 +158,10 @@ class Transformers:
                 arguments |= self.assisted(self.assistant, temperature > 0)
                 stack.enter_context(forwards_timed(arguments["assistant_model"], drafter))
             watch = Watch(MemoryGrowth(device))
-            begin_cpu = time.thread_time()
             out = self.model.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, streamer=watch, **arguments
             )
-            wall_s, cpu_s = time.perf_counter() - watch.begun, time.thread_time() - begin_cpu
+            wall_s = time.perf_counter() - watch.begun
         num_tokens, num_forwards = out.numel() - ids.numel(), len(prompts) * target.count
         return Run(
             num_tokens,
@@ -182,7 +175,6 @@ class Transformers:
             watch.memory.bytes_per_token(num_tokens),
             watch.num_first,
             tuple(row[ids.shape[1] :].tolist() for row in out),
-            cpu_s,
         )
 
     def assisted(self, assistant: PreTrainedModel, sampled: bool) -> dict[str, Any]:

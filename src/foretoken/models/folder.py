@@ -1,7 +1,7 @@
 """Check a model's folder without importing torch, so that what is broken in it is reported at once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,13 @@ def refused_by_template(which: str, error: Exception) -> ForetokenError:
     return ForetokenError(f"{which} is refused by the model's chat template: {why}.")
 
 
-def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]]) -> None:
+def check_template(folder: str | Path, conversations: Mapping[str, Sequence[Message]]) -> None:
     """Raise ForetokenError for conversations that a model's chat template refuses, or where it has no template.
 
     A template that fails in another way is let pass, since it may lack what only the tokenizer gives it.
 
     folder: the model's; nothing is refused where it has no tokenizer_config.json, for example beside a GGUF file.
-    conversations: the messages of each.
+    conversations: the messages of each, by what it is called in the error, such as "The conversation".
     """
     settings, template = Path(folder) / "tokenizer_config.json", Path(folder) / TEMPLATES[0]
     if not settings.exists():
@@ -87,7 +87,7 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
     configured = _read_object(settings)
     text = read_text(str(template), "file") if template.exists() else configured.get("chat_template")
     if not text and not any((Path(folder) / name).exists() for name in TEMPLATES):
-        raise no_template("The conversation", str(folder))
+        raise no_template(next(iter(conversations)), str(folder))
     if not isinstance(text, str):  # several templates with names, or in a file of an older form
         return
     from jinja2 import TemplateError
@@ -98,13 +98,12 @@ def check_template(folder: str | Path, conversations: Sequence[Sequence[Message]
         for name, token in configured.items()
         if name.endswith("_token")
     }
-    for number, messages in enumerate(conversations, start=1):
+    for which, messages in conversations.items():
         read = [as_templates_read(message, text) for message in messages]
         try:
             render_jinja_template([read], chat_template=text, add_generation_prompt=True, **named)
         except Exception as error:
             if type(error) is TemplateError:  # from its own `raise_exception`; subclasses are errors in the template
-                which = f"Conversation {number}" if len(conversations) > 1 else "The conversation"
                 raise refused_by_template(which, error) from error
 
 

@@ -119,18 +119,22 @@ def start_from_model(head: PublishedHead, lm: CausalLM) -> None:
     Raises ForetokenError for other heads and models, and where sizes differ.
     """
     if not isinstance(head, Eagle):
-        raise ForetokenError(f"Head {head.kind} has no layers that could begin as those of {lm.name}: leave it out.")
+        raise ForetokenError(
+            f"Head {head.kind} has no layers that could begin as those of {lm.name}: leave --begin out."
+        )
     table = head.target.embedding.get_parameter("weight") * head.target.embedding_scale
     size = float(table.float().square().mean().sqrt())
     model: Any = lm.model
     config: Any = model.config
     if not isinstance(model, LlamaForCausalLM) or config.hidden_act != "silu":
-        raise ForetokenError(f"Model {lm.name} is no Llama, whose layers a head could begin with: leave it out.")
+        raise ForetokenError(f"Model {lm.name} is no Llama, whose layers a head could begin with: leave --begin out.")
     found: list[Any] = list(model.model.layers)
     if found[0].self_attn.head_dim != head.shape.head_dim:
         raise ForetokenError(NOT_ALIKE.format(lm.name))
     if len(found) < head.num_layers:
-        raise ForetokenError(f"Model {lm.name} has {len(found)} layers to begin with, and the head {head.num_layers}.")
+        raise ForetokenError(
+            f"Model {lm.name} has {len(found)} layers, fewer than the {head.num_layers} of the head: lower --layers."
+        )
     unit = torch.eye(head.shape.hidden, device=head.fc.weight.device)
     head.fc.weight.copy_(torch.cat((unit / size, STATE_SHARE * unit), 1))
     if head.fc.bias is not None:

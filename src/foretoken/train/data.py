@@ -101,7 +101,9 @@ def _record(written: str, file: str, line: int) -> Record:
     if of_ids:
         ids, given = _ids(value["ids"], "ids", place), value.get("given", 0)
         if type(given) is not int or not 0 <= given <= len(ids):
-            raise ForetokenError(f"{place} has given {given}: it must be a number of its {len(ids)} ids.")
+            raise ForetokenError(
+                f"{place} has given {given}: it must be a whole number up to {len(ids)}, the number of ids."
+            )
         return Record(ids[:given], "", ids[given:], file, line)
     if prompt == []:
         prompt = ""

@@ -34,7 +34,7 @@ class StaticTree(TreePolicy):
     def __post_init__(self) -> None:
         check_parents(self.parents)
         if not 0 <= self.floor <= 1:
-            raise ForetokenError(f"A tree may end where the drafter is less sure than 0 to 1, not {self.floor}.")
+            raise ForetokenError(f"The confidence at which a tree ends is {self.floor}: it must be from 0 to 1.")
 
     @cached_property
     def _children(self) -> tuple[tuple[int, ...], ...]:

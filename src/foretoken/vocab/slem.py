@@ -50,7 +50,7 @@ class SLEMDrafter:
     translation: Translation
     policy: TreePolicy
     law: LawFamily
-    vocab_size: int = 0
+    vocab_size: int
     align: Callable[[Vocabulary, Seq[int], bytes], list[int]] = continuation
     heals: bool = True
 

@@ -67,7 +67,7 @@ class SLRSDrafter:
     lm: CausalLM
     translation: Translation
     policy: TreePolicy
-    vocab_size: int = 2**62
+    vocab_size: int
     limit: int = NODES
     lookahead: int | None = None
     drafts: type[Segmentation] = Segmentation
