@@ -32,6 +32,7 @@ from foretoken.heads.lm import HeadLM, ready
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.hf_model import HFModel
 from foretoken.models.load import (
+    check_object,
     check_runs_quantised,
     choose_device,
     choose_dtype,
@@ -172,6 +173,8 @@ def load(
     for what, model in ("target", target), ("drafter", "none" if drafter is None else drafter):
         if not isinstance(model, str | torch.nn.Module) or model == "":
             raise ForetokenError(f"The {what} is {model!r}: give the name or the path of a model, or the model itself.")
+        if not isinstance(model, str):
+            check_object(model)
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     for what, path in ("profile", profile), ("suffix_store", _path(suffix_store)):
         if path is not None and not isinstance(path, str):
