@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from foretoken.core.default_device import unless_named_on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.forked import check_not_forked, models_run
 from foretoken.core.interfaces import Drafter
@@ -88,6 +89,7 @@ T = TypeVar("T")
 PADDED = 0.9  # the smallest ratio of the vocabulary sizes of two models with one tokenizer: LM heads may be padded
 
 
+@unless_named_on_cpu
 def load(
     target: str | os.PathLike[str] | HFModel,
     *,

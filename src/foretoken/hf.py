@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.build import load
+from foretoken.core.default_device import unless_named_on_cpu
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -22,6 +23,7 @@ STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWaterm
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
+@unless_named_on_cpu
 def custom_generate(
     model: HFModel,
     input_ids: Tensor,
