@@ -4,6 +4,8 @@ import io
 import json
 import re
 import signal
+import subprocess
+import sys
 from importlib.metadata import version
 from types import SimpleNamespace
 
@@ -238,3 +240,25 @@ def test_only_own_files_are_replaced(run, tmp_path, monkeypatch):
 )
 def test_a_wrong_command_line_is_one_sentence(run, words, says):
     run.refused(says, *words)
+
+
+NOTICED = """
+import sys
+from foretoken.cli.main import run
+
+def command():
+    print("notice", file=sys.stderr)
+    print("result")
+    return CODE
+
+run(command)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_notices_that_cannot_be_written_do_not_end_the_work(code):
+    """As where the log of a long training is on a full disk."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-c", NOTICED.replace("CODE", str(code))]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True)
+    assert (ended.returncode, ended.stdout) == (code, "result\n")

@@ -110,6 +110,26 @@ def test_prompts_that_are_no_token_ids_are_refused(models, pair):
         target.generate(**pair, **asked)
 
 
+class Prefix:
+    """Stands for a peft model of prefix tuning, which sets its own method on the model while that generates."""
+
+    def __init__(self, model) -> None:
+        self.inner = model.prepare_inputs_for_generation
+
+    def prepare_inputs_for_generation(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def test_tuned_prefixes_are_never_left_out_in_silence():
+    model, ids = tiny.llama(0), torch.tensor([[1, 2]])
+    prefix = Prefix(model)
+    model.prepare_inputs_for_generation = prefix.prepare_inputs_for_generation
+    with pytest.raises(foretoken.ForetokenError, match="prepared by another object, as with peft's"):
+        model.generate(ids, max_new_tokens=4, **NGRAM)
+    model.prepare_inputs_for_generation = prefix.inner  # as peft leaves it
+    assert model.generate(ids, max_new_tokens=4, do_sample=False, **NGRAM).shape[1] > 2
+
+
 @pytest.mark.parametrize("drafter", ["self", "self:q8_0", "suffix+self"])
 def test_the_targets_own_weights_are_for_what_is_loaded_by_its_folder(models, drafter):
     says = r"LlamaForCausalLM is a model object: load it by its folder .*drafter=\"self\"\), or choose drafter ngram"

@@ -393,3 +393,14 @@ def test_a_bias_that_leaves_nothing_blames_the_bias(folders):
         engine.generate("x", logit_bias=dict.fromkeys(range(257), -math.inf))
     with pytest.raises(foretoken.ForetokenError, match="logit_bias"):
         engine.generate("x", logit_bias={5: math.inf})
+
+
+@pytest.mark.parametrize("prompt", ["\xff", [{"role": "user", "content": "\xff"}]])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_told(prompt):
+    """As where tokens were added to a tokenizer, and the model was not resized."""
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    engine = foretoken.load(tiny.llama(0, vocab=100), tokenizer=tokenizer)
+    with pytest.raises(foretoken.ForetokenError, match="ids go from 0 to 99 in the model, which has fewer tokens than"):
+        engine.generate([prompt])
+    assert engine.generate("a", max_new_tokens=2).token_ids

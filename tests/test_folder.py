@@ -138,6 +138,17 @@ def test_a_template_that_fails_otherwise_is_left_to_the_tokenizer(folder: Path, 
     check_template(folder, ONE)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_adapter_is_never_left_out_in_silence(alone: bool, folder: Path) -> None:
+    """transformers would read the model without it where peft is not installed; its tokenizer can still be named."""
+    (folder / "adapter_config.json").write_text("{}")
+    if alone:
+        (folder / "config.json").unlink()
+    for check in (check_engine, foretoken.load):
+        with pytest.raises(ForetokenError, match=r"has an adapter \(adapter_config.json\): merge it"):
+            check(str(folder), drafter=None)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("target", [3, None, ["a"], "", 0])
 def test_what_is_no_model_is_said_so(target: object) -> None:

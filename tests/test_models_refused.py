@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
+import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
@@ -106,6 +107,27 @@ def test_hidden_state_is_found_by_its_cache() -> None:
 def test_training_mode() -> None:
     with pytest.raises(ForetokenError, match=r"model\.eval"):
         CausalLM(tiny("llama").train())
+
+
+class Wrapper(torch.nn.Module):
+    """Stands for PeftModel and DataParallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny("llama")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_wrapper_is_no_model() -> None:
+    for arguments in ({"target": Wrapper()}, {"target": tiny("llama"), "drafter": Wrapper()}):
+        with pytest.raises(ForetokenError, match=r"^Wrapper is no transformers model: .* get_base_model\(\)"):
+            foretoken.load(**arguments)
+
+
+@pytest.mark.parametrize("name", ["Llama-Model", "Llama-ForSequenceClassification"])
+def test_a_model_without_an_lm_head(name: str) -> None:
+    with pytest.raises(ForetokenError, match="gives no logits per token: load the model by AutoModelForCausalLM"):
+        CausalLM(build(name, **SIZES, pad_token_id=0))
 
 
 def test_attention_without_masks() -> None:

@@ -1,5 +1,6 @@
 """What a request's body may be: what is not taken is named, and is never the server's fault."""
 
+import asyncio
 import json
 import random
 import time
@@ -7,10 +8,12 @@ import time
 import pytest
 
 import serving
+from foretoken.serve.guards import sized
 from foretoken.serve.schema import ChatRequest, CompletionRequest
 from limited import engine as engine  # fixtures
 from limited import error
 from limited import server as server
+from raising import raising
 from serving import CHAT, COMPLETION, USER
 
 
@@ -158,6 +161,21 @@ def test_who_sends_a_large_body_slowly_reads_why_it_is_refused(server):
 
     error(server.client.post(COMPLETION, content=pieces(12), headers={"Content-Length": "120000"}), 413)
     error(server.client.post(COMPLETION, content=pieces(12)), 413)
+
+
+def test_who_leaves_in_the_midst_of_a_body_is_no_error():
+    """Nothing is answered, and the application inside hears nothing of it."""
+    messages = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive():
+        return messages.pop(0)
+
+    never = raising(AssertionError("it was called"))
+    asyncio.run(sized(never, 100, 1.0)({"type": "http", "headers": []}, receive, never))
+    assert not messages
 
 
 def test_the_models_own_context_is_refused_like_one_that_is_named(engine):

@@ -110,6 +110,22 @@ def test_the_first_signal_drains_and_the_second_ends(process):
         assert "Traceback" not in process.ends()
 
 
+@pytest.mark.parametrize(
+    ("process", "twice"), [(("--drain", "1000"), True), (("--drain", "1"), False)], indirect=["process"]
+)
+def test_who_never_sends_a_whole_body_does_not_hold_the_end_up(process, twice):
+    """Neither when a second signal came, nor when the time to drain is over."""
+    host, port = process.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"POST {COMPLETION} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 9\r\n\r\nx".encode())
+        httpx.get(process.url + "/health")  # the other request was begun before
+        process.running.send_signal(signal.SIGTERM)
+        serving.wait_until(lambda: "drains" in process.told[-1])
+        if twice:
+            process.running.send_signal(signal.SIGTERM)
+        assert "Traceback" not in process.ends()
+
+
 @pytest.mark.parametrize("process", [("--drain", "1")], indirect=True)
 def test_what_runs_longer_than_drain_is_told_so(process):
     url = process.url

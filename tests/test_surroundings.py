@@ -5,10 +5,12 @@ import random
 import subprocess
 import sys
 import threading
+from itertools import chain
 
 import pytest
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 import foretoken
 from foretoken.cli.options import demo_folder
@@ -70,6 +72,33 @@ def test_a_default_dtype_disturbs_no_products(dtype: torch.dtype):
         assert panels._works.__wrapped__()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_default_device_disturbs_neither_a_load_nor_texts():
+    """As torch.set_default_device("cuda") of a program whose model runs on the CPU; meta needs no such device."""
+    prompt, options = [1, 2, 3], {"max_new_tokens": 12, "seed": 1}
+
+    def texts(engine: foretoken.Engine) -> list[list[int]]:
+        drawn = [engine.generate(prompt, temperature=t, **options).token_ids for t in (0.0, 0.8)]
+        return [*drawn, list(chain.from_iterable(x.token_ids for x in engine.stream(prompt, **options)))]
+
+    ways: list[dict[str, str]] = [
+        {"drafter": "self"},
+        {"drafter": str(demo_folder() / "drafter"), "tree": "kary:2x2", "compile": "off"},
+        {"drafter": "ngram", "compile": "off"},
+    ]
+    expected = [texts(foretoken.load(TARGET, device="cpu", **way)) for way in ways]
+    model = foretoken.load(TARGET, device="cpu", compile="off").target.lm.model
+    ids = torch.tensor([prompt])
+    with torch.device("meta"):
+        engines = [foretoken.load(TARGET, device="cpu", **way) for way in ways]
+        assert [texts(engine) for engine in engines] == expected
+        assert foretoken.custom_generate(
+            model,
+            ids,
+            generation_config=GenerationConfig(max_length=9, do_sample=True, eos_token_id=0),
+            draft_model="ngram",
+        ).shape == (1, 9)
 
 
 def test_autocast_disturbs_no_products():

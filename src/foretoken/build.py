@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import ForetokenError
 from foretoken.core.forked import check_not_forked, models_run
 from foretoken.core.interfaces import Drafter
@@ -32,6 +33,7 @@ from foretoken.heads.lm import HeadLM, ready
 from foretoken.models.causal_lm import CausalLM, model_name
 from foretoken.models.hf_model import HFModel
 from foretoken.models.load import (
+    check_object,
     check_runs_quantised,
     choose_device,
     choose_dtype,
@@ -87,6 +89,7 @@ T = TypeVar("T")
 PADDED = 0.9  # the smallest ratio of the vocabulary sizes of two models with one tokenizer: LM heads may be padded
 
 
+@on_cpu_by_default
 def load(
     target: str | os.PathLike[str] | HFModel,
     *,
@@ -172,6 +175,8 @@ def load(
     for what, model in ("target", target), ("drafter", "none" if drafter is None else drafter):
         if not isinstance(model, str | torch.nn.Module) or model == "":
             raise ForetokenError(f"The {what} is {model!r}: give the name or the path of a model, or the model itself.")
+        if not isinstance(model, str):
+            check_object(model)
     tokenizer, drafter_tokenizer = _path(tokenizer), _path(drafter_tokenizer)
     for what, path in ("profile", profile), ("suffix_store", _path(suffix_store)):
         if path is not None and not isinstance(path, str):

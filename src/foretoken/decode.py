@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import DraftError
 from foretoken.core.interfaces import (
     Drafter,
@@ -66,6 +67,7 @@ class Decoder:
     gave_up: whether the drafter failed, so that the rest is decoded without it.
     """
 
+    @on_cpu_by_default
     def __init__(
         self,
         target: Target,
@@ -110,6 +112,7 @@ class Decoder:
         self.target.leave(row)
         self.drafter.leave(row)
 
+    @on_cpu_by_default
     def step(self) -> list[tuple[Sequence, Step]]:
         """Take one step, with one forward of the target for all sequences.
 

@@ -325,6 +325,7 @@ class Engine:
         if isinstance(prompt, (bytes, bytearray)):
             raise ForetokenError(f"{which} is {type(prompt).__name__}, which is no text: decode it, as by .decode().")
         if isinstance(prompt, str) or is_conversation(prompt):
+            advice = " in the model, which has fewer tokens than the tokenizer: take the one it was made with"
             if self.tokenizer is None:
                 raise ForetokenError(
                     "A text prompt needs a tokenizer: pass token ids, or tokenizer= to foretoken.load."
@@ -340,11 +341,13 @@ class Engine:
                 raise ForetokenError(
                     f"{which} is neither a text nor a list of token ids nor a list of messages: give one of them."
                 ) from None
-            bad = [x for x in ids if not 0 <= x < self.target.vocab_size]
-            if bad:
-                raise ForetokenError(f"{which} has token id {bad[0]}: ids go from 0 to {self.target.vocab_size - 1}.")
+            advice = ""
         if not ids:
             raise ForetokenError(f"{which} is empty: give at least one token.")
+        size = self.target.vocab_size
+        bad = next((x for x in ids if not 0 <= x < size), None)
+        if bad is not None:
+            raise ForetokenError(f"{which} has token id {bad}: ids go from 0 to {size - 1}{advice}.")
         context = self.target.lm.context
         if context is not None and len(ids) >= context:
             raise ContextError.of(which, len(ids), self.target.name, context)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.build import load
+from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
@@ -22,6 +23,7 @@ STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWaterm
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
+@on_cpu_by_default
 def custom_generate(
     model: HFModel,
     input_ids: Tensor,
@@ -50,15 +52,20 @@ def custom_generate(
     tree, method, verifier, law: as in `foretoken.load`.
     model_kwargs: only `attention_mask` is used [b, t].
 
-    Raises ForetokenError for beams, several sequences per prompt, prompt_lookup_num_tokens, penalty_alpha, dola_layers,
-    inputs_embeds, scores and other extra outputs, and processors that keep state. transformers does not pass a
-    `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the `tokenizer` on, and for `stop_strings` it
-    raises "could not locate a tokenizer" before this function is called: pass
-    stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
+    Raises ForetokenError for beams, several sequences per prompt, prompt_lookup_num_tokens, penalty_alpha,
+    dola_layers, inputs_embeds, prompt and prefix tuning, scores and other extra outputs, and processors that keep
+    state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
+    `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this function is called:
+    pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
     if model_kwargs.get("inputs_embeds") is not None:
         raise ForetokenError("Foretoken decodes from token ids: leave inputs_embeds out.")
+    if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
+        raise ForetokenError(
+            f"The inputs of {type(model).__name__} are prepared by another object, as with peft's prompt and prefix "
+            "tuning, and Foretoken would leave that out: use LoRA, or leave custom_generate out."
+        )
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
     mask = model_kwargs.get("attention_mask")
     kept = input_ids.ne(-1) if mask is None else mask.bool()

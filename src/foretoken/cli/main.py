@@ -128,15 +128,30 @@ def _streams() -> Iterator[None]:
 def _open_missing() -> None:
     """Mend output streams that were closed before Python started: it has None for them.
 
-    stderr goes nowhere then, and a closed stdout is refused. Code that reads stdin checks it by itself.
+    stderr goes nowhere then, and a closed stdout is refused. Code that reads stdin checks it by itself. Notices that
+    cannot be written, since the log's disk is full or its reader went away, do not end the work that they tell of.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    elif sys.stderr is sys.__stderr__:
+        raw = _Lossy(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), sys.stderr.encoding, line_buffering=True)
     if sys.stdout is None:
         raise ForetokenError("Standard output is closed: leave it open, or send it to a file or to /dev/null.")
     for stream, instead in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=instead)  # for characters that the terminal's encoding lacks
+
+
+class _Lossy(io.FileIO):
+    """A file that leaves out what cannot be written."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, and return how many were dealt with."""
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 def _drop_output() -> None:

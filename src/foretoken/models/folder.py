@@ -12,6 +12,7 @@ from foretoken.core.messages import Message, as_templates_read
 
 CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
+ADAPTER = "adapter_config.json"
 AGAIN = "get the file again"
 
 
@@ -34,13 +35,23 @@ def check_config(folder: str | Path) -> None:
     _read_object(Path(folder) / CONFIG)
 
 
+def check_no_adapter(folder: str | Path) -> None:
+    """Raise ForetokenError for a `folder` with an adapter: transformers applies it only where peft is installed."""
+    if (Path(folder) / ADAPTER).exists():
+        raise ForetokenError(
+            f"Folder {folder} has an adapter ({ADAPTER}): merge it with peft's merge_and_unload(), and save the result "
+            "in another folder; or load the adapted model by transformers, and give it as an object."
+        )
+
+
 def check_weights(folder: str | Path) -> None:
     """Raise ForetokenError for a `folder` with a safetensors file that is not as long as its header says.
 
-    The error names the file.
+    The error names the file. A folder with an adapter is refused too.
     """
     from safetensors import SafetensorError, safe_open
 
+    check_no_adapter(folder)
     for path in sorted(Path(folder).glob(WEIGHTS)):
         try:
             with path.open("rb"), safe_open(path, framework="numpy"):

@@ -63,6 +63,8 @@ def layout(model: HFModel) -> Layout:
     own = not any(isinstance(module, PanelLinear) for module in model.modules())
     with torch.inference_mode(), first_forward(model, own):
         out: Any = model(input_ids=torch.tensor([text], device=model.device), use_cache=True)
+    if getattr(getattr(out, "logits", None), "ndim", 0) != 3:
+        raise ForetokenError(f"{kind} gives no logits per token: load the model by AutoModelForCausalLM.")
     cache = getattr(out, "past_key_values", None)
     if not isinstance(cache, Cache):
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")

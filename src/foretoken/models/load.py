@@ -312,6 +312,17 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
 _LAYER = re.compile(r"\.\d+\.")
 
 
+def check_object(model: torch.nn.Module) -> None:
+    """Raise ForetokenError for a caller's `model` that is no transformers model itself, as a wrapper of one is not."""
+    from transformers import PreTrainedModel  # a transformers model's class has imported it
+
+    if not isinstance(model, PreTrainedModel):
+        raise ForetokenError(
+            f"{type(model).__name__} is no transformers model: give the model that it wraps; of a peft model with LoRA "
+            "adapters that is get_base_model(), in which they stay active."
+        )
+
+
 def wrap_model(model: HFModel, compile: str = AUTO) -> CausalLM:
     """Return a `CausalLM` of a caller's own `model`, which is never modified; compile: see `foretoken.load`."""
     return CausalLM(model, traced=_traced(compile, model.device), compiled=compile == ON)

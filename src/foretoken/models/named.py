@@ -10,7 +10,7 @@ from pathlib import Path
 from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import shown
-from foretoken.models.folder import check_config
+from foretoken.models.folder import check_config, check_no_adapter
 
 DTYPES = ("float32", "bfloat16", "float16")
 NO_MODELS = ("self", "mtp", "ngram", "suffix", "auto", "none")  # names of drafters that are not models of their own
@@ -94,6 +94,7 @@ def located(source: str) -> str:
             raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {', '.join(files)}.")
         return located(files[0])
     if not described:
+        check_no_adapter(source)
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
     check_config(source)
     return source

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from asyncio import CancelledError
 from datetime import UTC, datetime
 
 LEVELS = {
@@ -39,6 +40,12 @@ class Json(logging.Formatter):
         return json.dumps(line)
 
 
+def of_no_cancelling(record: logging.LogRecord) -> bool:
+    """Whether a log record is not of uvicorn's tracebacks of what is cancelled as the server ends."""
+    cancelled = record.exc_info is not None and record.exc_info[0] is CancelledError
+    return not cancelled and CancelledError.__name__ not in record.getMessage()
+
+
 def log_to_stderr(form: str) -> None:
     """Have the server's loggers write to stderr. form: "text" or "json", as in settings.LOGS."""
     handler = logging.StreamHandler(sys.stderr)
@@ -47,3 +54,4 @@ def log_to_stderr(form: str) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+    logging.getLogger("uvicorn.error").addFilter(of_no_cancelling)
