@@ -174,6 +174,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, family: str, for
     for threads in (None, 2, 3, 5):  # 5 do not divide what there is
         monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(Run(threads, 1)))
         rows = lm.open(2, 1200)
+        monkeypatch.setattr("foretoken.models.rows.KERNEL_CHUNK", 512)
         rows.extend(rows.join(), [1 + i % 99 for i in range(1100)])  # long enough to spread the heads as well
         rows.extend(rows.join(), [5, 6, 7])
         scores.append(torch.cat(rows.score([[1, 2, 3, 4], [5, 6]], [[-1, 0, 0, 2], [-1, -1]])))
@@ -195,6 +196,20 @@ def test_a_chain_gives_the_bits_of_plain_decoding(family: str, form: int) -> Non
         ((row,),) = one_by_one.score([[token]], [[-1]])
         one_by_one.keep([[0]])
         assert torch.equal(row, chain[i])
+
+
+@pytest.mark.parametrize("form", [DOTTED, HALVED, WHOLE])
+def test_a_prompt_in_pieces_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, form: int) -> None:
+    model = random_model("gemma3", {"head_dim": 16})
+    in_form(model, form)
+    pack(model)
+    lm, found = CausalLM(model), []
+    for most in 192, 7:
+        monkeypatch.setattr("foretoken.models.rows.KERNEL_CHUNK", most)
+        rows = lm.open(1, 40)
+        rows.extend(rows.join(), list(range(1, 24)))
+        found.append(rows.score([[24, 25]], [[-1, 0]])[0])
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
 
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
+# The same in our kernel. It reads prompts of SmolLM2 and Qwen2.5-Coder-1.5B 2 to 6% faster than by 512 (as by 64 to 256):
+# what it reads of many rows, for each panel anew, does not stay in the second cache (docs/LOG.md, 2026-11-30, at noon).
+KERNEL_CHUNK = 192
 
 
 class Rows:
@@ -88,8 +91,9 @@ class Rows:
         self._check_room(row, len(tokens))
         if tokens:
             self._lm.check_position(self.lengths[row] + len(tokens) - 1)
-        for i in range(0, len(tokens), CHUNK):
-            chunk = tokens[i : i + CHUNK]
+        most = KERNEL_CHUNK if isinstance(self.cache, KernelRows) else CHUNK
+        for i in range(0, len(tokens), most):
+            chunk = tokens[i : i + most]
             start, n = self.lengths[row], len(chunk)
             self._place(slice(row, row + 1), start, n, start + n)
             masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
