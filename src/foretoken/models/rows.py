@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
 
 CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
-# The same in our kernel. It reads prompts of SmolLM2 and Qwen2.5-Coder-1.5B 2 to 6% faster than by 512 (as by 64 to 256):
-# what it reads of many rows, for each panel anew, does not stay in the second cache (docs/LOG.md, 2026-11-30, at noon).
+# The same in our kernel. It reads prompts of SmolLM2 and Qwen2.5-Coder-1.5B 2 to 6% faster than by 512, and so by 64 to
+# 256: what it reads of many rows, for each panel anew, does not stay in the second cache (docs/LOG.md, 2026-11-30).
 KERNEL_CHUNK = 192
 
 
