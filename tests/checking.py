@@ -4,6 +4,7 @@ time of the tests."""
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from types import CodeType
 from typing import Any
 
@@ -13,7 +14,7 @@ FIRST = 3  # calls of every test that are checked,
 EVERY = 61  # and one in so many of those that follow
 
 _every_call = jaxtyping.jaxtyped
-_calls: dict[CodeType, list[int]] = {}
+_calls: dict[tuple[str, str, CodeType], list[int]] = {}
 
 
 def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
@@ -23,9 +24,13 @@ def jaxtyped(*, typechecker: Any) -> Callable[[Any], Any]:
     """
 
     def decorate(declared: Any) -> Any:
+        if is_dataclass(declared) and "__init__" in vars(declared):
+            declared.__init__ = decorate(declared.__init__)
+            return declared
         if not inspect.isfunction(declared):
             return _every_call(declared, typechecker=typechecker)
-        calls, ready = _calls.setdefault(declared.__code__, [0]), []
+        name = declared.__module__, declared.__qualname__  # generated functions of classes may have equal code
+        calls, ready = _calls.setdefault((*name, declared.__code__), [0]), []
 
         @functools.wraps(declared)
         def call(*arguments: Any, **named: Any) -> Any:
