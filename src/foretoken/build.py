@@ -227,7 +227,8 @@ def load(
     model = causal_lm(target, quantise)
     models_run()
     if drafter == AUTO:
-        kind = kind if drafts_itself(model, target) else NGRAM
+        if not drafts_itself(model, target):
+            kind = NGRAM
         # Two in a row need the measured costs of method auto; a profile, bench and tune are for one drafter.
         first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
         recipe = replace(recipe, tree=tree or usual_tree(kind, method))

@@ -252,7 +252,7 @@ class HydraRows(FlatRows):
             self._read_states(fresh)
         device = self.target.device
         logits = [
-            torch.zeros(len(row.tree) - first, self.target.vocab_size, device=device)
+            torch.empty(len(row.tree) - first, self.target.vocab_size, device=device)
             for row, first in zip(self.rows, firsts, strict=True)
         ]
         by_level: dict[int, list[tuple[int, int]]] = {}
@@ -260,6 +260,8 @@ class HydraRows(FlatRows):
             for node in range(first, len(row.tree)):
                 if row.tree.depths[node] >= len(row.features) - row.length:  # not above the last committed token
                     by_level.setdefault(row.level(node), []).append((i, node))
+                else:
+                    logits[i][node - first] = 0
         for level, nodes in by_level.items():
             paths = [[self.rows[i].tokens[j] for j in self.rows[i].above(node)] for i, node in nodes]
             embedded = self.target.embed(torch.tensor(paths, device=device))
