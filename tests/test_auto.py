@@ -26,7 +26,7 @@ from foretoken.core.tree import opaque_tree
 from foretoken.decode import NoDrafter
 from foretoken.draft.acceptance import Acceptance
 from foretoken.draft.auto import AutoDrafter, AutoSession, _surprise, auto_drafter
-from foretoken.draft.controller import Controller, Costs, Experience, expected_extra
+from foretoken.draft.controller import TRIES, Controller, Costs, Experience, expected_extra
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.causal_lm import CausalLM
@@ -130,7 +130,7 @@ def test_chains_that_end_where_the_drafter_is_not_sure_have_the_targets_law(monk
     def drafter() -> AutoDrafter:
         extra = tuple(depth * LEVEL_S for depth in range(4))
         sure = Acceptance(0.9, 1.0, 0.05, tells=True)
-        return Watching(inner, Experience(extra, sure, {1: Costs(extra, PLAIN_S)}), work)
+        return Watching(inner, Experience(extra, sure, {1: Costs(extra, PLAIN_S, tries=[1.0] * TRIES)}), work)
 
     law, _ = enumerated(drafter, target, VERIFIERS[rule], 5)
     own = own_law(Decoding(target, inner, VERIFIERS[rule], num_tokens=5))

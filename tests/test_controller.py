@@ -284,6 +284,12 @@ def test_an_accident_teaches_little_and_a_slow_drafter_is_found_out():
     assert costs.steps(3) > 4, "more than three draft tokens and a bonus token can ever win back"
 
 
+@pytest.mark.parametrize(("times", "least"), [(2, 0.95), (5, 0.93), (10, 0.88), (30, 0.87)])
+@pytest.mark.parametrize("acceptance", [0.3, 0.9])
+def test_a_drafter_many_times_slower_than_its_target_is_found_out_within_a_few_steps(acceptance, times, least):
+    assert speed(acceptance, line(0.2, times), 400, 5) >= least
+
+
 @pytest.mark.parametrize("first", [0.0, 0.08])
 def test_a_machine_that_becomes_slower_says_nothing_of_drafting(first):
     """Nor do the first plain steps after a draft, each of which takes more than the one after it: docs/LOG.md.

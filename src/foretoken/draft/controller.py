@@ -20,8 +20,8 @@ time of all, and the depth stays one for all.
 
 After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
 decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
-share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt within a few
-tries: a drafter that takes tens of plain steps per draft costs some of those.
+share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt from TRIES steps
+of one draft token each, so that a drafter that takes tens of plain steps per token costs few of those.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -47,6 +47,7 @@ LOOK, LOOKS = 8, 5  # plain steps are measured after LOOK * 2**Costs.looks draft
 SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in which caches settle; 2 * LOOK at most
 PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
+TRIES = 3  # steps of one draft token that a drafter begins with; together they are believed, however slow they are
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
 LEAST = 1e-3  # plain steps that a draft is expected to take at least, by which is divided
 
@@ -77,6 +78,7 @@ class Costs:
     seen: per depth the number of its steps and the sum of what they took beyond one unit; older ones count less.
     drafted: what all drafted steps took beyond one unit, and what was expected of them; older ones count less.
     number: the number of drafted steps; older ones count less.
+    tries: by what factors the first TRIES drafted steps took longer than expected.
     drafting: whether drafting paid lately.
     balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
         reason to read the next one's prompt with the drafter too.
@@ -93,6 +95,7 @@ class Costs:
     seen: dict[int, tuple[float, float]] = field(default_factory=dict)
     drafted: tuple[float, float] = (0.0, 0.0)
     number: float = 0.0
+    tries: list[float] = field(default_factory=list)
     drafting: bool = True
     balance: float = 0.0
     borrowed: bool = False
@@ -113,6 +116,10 @@ class Costs:
         off = max(seconds, SHORTEST) / (self.pace_s * expected)
         known = min(max(off, 1 / OUTLIER), OUTLIER)
         paced = known
+        if depth and len(self.tries) < TRIES:
+            self.tries.append(off)
+            if len(self.tries) == TRIES:
+                known = max(known, min(self.tries))
         if depth and self.borrowed and not self.seen:  # what is expected was measured at another batch size
             known = max(off, known)
         if depth:
@@ -292,9 +299,11 @@ class Controller:
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
-        if alone is not None:
+        if alone is not None and len(costs.tries) == TRIES:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
+        if len(costs.tries) < TRIES and not costs.borrowed:
+            depth = 1
         return [(0.0,) * depth if limit else () for limit in limits]
 
     def worth_reading(self, unread: int, left: float) -> bool:
@@ -323,7 +332,7 @@ class Controller:
             # Drafting would not pay if everything were accepted. Only drafted steps can show that it has become
             # cheaper: so it is tried again as if it had lost DEBT and its costs were unknown.
             costs.balance = -DEBT
-            costs.seen, costs.drafted, costs.number = {}, (0.0, 0.0), 0.0
+            costs.seen, costs.drafted, costs.number, costs.tries = {}, (0.0, 0.0), 0.0, []
             return []
         costs.drafting = True
         drafts = self.experience.drafts
