@@ -277,6 +277,7 @@ def test_the_default_tree_branches_unless_the_options_name_what_does_not(
     [
         (["--tree", "kary:2x3", "--verifier", "block"], "makes 2 draws at a node: choose a tree that does not"),
         (["--tree", "chain:3", "--law", "opaque"], "block is not lossless for law opaque with 1 draws"),
+        (["--tree", "kary:2x3", "--law", "hub"], "traversal is not lossless for law hub with 2 draws"),
         (
             ["--tree", "kary:2x3", "--draft-probability", "0.5", "--verifier", "standard"],
             "not lossless for law iid with 2 draws",

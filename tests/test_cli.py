@@ -82,6 +82,14 @@ def test_method_auto_tells_where_it_decoded_plainly(run):
     assert 1 <= int(found[1]) <= int(found[2])  # the first is always plain, to see what that costs
 
 
+def test_of_a_lookup_and_a_model_the_line_on_plain_steps_is_on_the_model(run, demo):
+    settings = ("--method", "auto", "--temperature", 0, "--drafter", f"ngram+{demo / 'drafter'}")
+    _, err = run.good("generate", "def f(", "--max-new-tokens", 20, *settings)
+    assert re.search(
+        r"decoded plainly    at \d+ of \d+ steps?\. A step with one draft token of the model takes", err
+    ), err
+
+
 @pytest.mark.parametrize("made", [0, 3])
 def test_a_speed_that_has_compiling_in_it_is_said_to(run, monkeypatch, made):
     counts = iter([7, 7 + made])

@@ -1,6 +1,7 @@
 """The engine on tiny random models: the same text as plain decoding, alone or in a batch, streamed or not."""
 
 import math
+import os
 import pickle
 import random
 from dataclasses import replace
@@ -228,6 +229,7 @@ def test_bad_prompts_are_refused_in_a_sentence(folders, unchecked):
         (None, "A NoneType is no prompt"),
         ({"input_ids": [1]}, "A dict is no prompt"),
         ([1.5], "The prompt is neither"),
+        ([1.0, 2.0], "The prompt is neither"),
         ([5, "a"], "The prompt is neither"),
         (["a", 5], "Prompt 2 is neither"),
         ([[1], [2.0]], "Prompt 2 is neither"),
@@ -291,6 +293,10 @@ def test_any_parent_list_is_a_tree(folders, tmp_path):
         (tmp_path / "shape.json").write_text(text)
         with pytest.raises(foretoken.ForetokenError, match=says):
             load(folders, tree=f"list:{tmp_path}/shape.json")
+    os.mkfifo(tmp_path / "pipe")
+    for tree in (f"list:{tmp_path}/pipe", f"sequoia:4@{tmp_path}/pipe"):
+        with pytest.raises(foretoken.ForetokenError, match="pipe is a pipe, which can be read only once"):
+            load(folders, tree=tree)
 
 
 def test_padded_heads_of_one_tokenizer_draft_for_each_other(folders):

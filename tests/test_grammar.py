@@ -14,6 +14,7 @@ import tiny_tables as tables
 from foretoken import ForetokenError, Grammar
 from foretoken.audit.decoding import Ids, deviation
 from foretoken.audit.table import TableLM, random_table
+from foretoken.cli.options import TextOptions
 from foretoken.core.errors import GrammarError
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.permitted import permitted
@@ -306,6 +307,10 @@ def test_the_command_writes_what_a_schema_or_a_pattern_asks_for(run, tmp_path):
     code, out, _ = run("generate", "x", "--regex", PHONE, "--json")
     assert (code, bool(re.fullmatch(PHONE, json.loads(out)["text"]))) == (0, True)
     run.refused("unclosed group", "generate", "x", "--regex", "(")
+    options = TextOptions(json_schema=str(schema))
+    options.check()
+    schema.unlink()  # it is read once, since it may be a pipe
+    assert isinstance(options.arguments()["grammar"], Grammar)
     assert "Cannot read the JSON schema nowhere" in run("generate", "x", "--json-schema", "nowhere")[2]
 
 

@@ -15,6 +15,7 @@ from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
+from foretoken.models.target import LMTargetSession
 from thinning import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
@@ -65,6 +66,18 @@ def test_greedy_text_is_the_plain_text(folders, plain, kind, tree, verifier):
         fast = engine.generate(PROMPTS, max_new_tokens=12, temperature=0.0, seed=0)
     assert [r.token_ids for r in fast] == plain
     assert all(r.stats.num_drafted > 0 for r in fast)
+
+
+def test_a_target_that_fails_is_not_blamed_on_the_drafter(folders, monkeypatch):
+    """Its states are computed before the drafter learns from them: without a drafter the step would fail too."""
+    engine = load(folders, "eagle", tree="chain:3")
+
+    def failing(*_):
+        raise MemoryError("of the target")
+
+    monkeypatch.setattr(LMTargetSession, "features", failing)
+    with pytest.raises(MemoryError, match="of the target"):
+        engine.generate("def f(x):", max_new_tokens=12)
 
 
 SEEDED = [

@@ -14,6 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.load import load_tokenizer
 from foretoken.models.text import encode
 from foretoken.train.data import Batches, Record, Row, records, rows
+from serving import toy_tokenizer
 
 
 def written(folder: Path, *lines: object, mark: str = "") -> list[Record]:
@@ -141,6 +142,14 @@ def test_conversations_have_the_form_of_the_chat_template() -> None:
     given = encode(tokenizer, "<user>hi<assistant>")
     assert row.ids.tolist() == [*given, *encode(tokenizer, "yes " * 9), tokenizer.eos_token_id]
     assert row.skipped == len(given)
+
+
+def test_an_answer_ends_as_the_chat_template_ends_a_turn() -> None:
+    tokenizer = toy_tokenizer()
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert end != tokenizer.eos_token_id
+    texts = [Record([{"role": "user", "content": "hi"}], "yes " * 9), Record("hi", "yes " * 9)]
+    assert [row.ids[-1] for row in rows(texts, tokenizer, 99)] == [end, tokenizer.eos_token_id]
 
 
 def test_a_token_of_both_prompt_and_text_is_learnt() -> None:

@@ -19,7 +19,7 @@ from foretoken.draft.acceptance import WEIGHT, Acceptance
 from foretoken.draft.auto import auto_drafter
 from foretoken.draft.controller import Experience, expected_extra
 from foretoken.draft.heads import HeadDrafter
-from foretoken.draft.hybrid import HybridDrafter
+from foretoken.draft.hybrid import HybridDrafter, model_of
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.draft.product import ProductDrafter
@@ -326,10 +326,9 @@ def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> En
     proposing, known = engine.drafter, None
     if tuned is not None:
         known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
-    inner = proposing.inner if isinstance(proposing, HybridDrafter) else proposing
     target, drafting = engine.target.lm, engine.source.lm
     share = share_read(drafting, target) if isinstance(drafting, CausalLM) else 0.0
-    controlled: Drafter = auto_drafter(inner, policy.sizes(), target.device, known, share)
+    controlled: Drafter = auto_drafter(model_of(proposing), policy.sizes(), target.device, known, share)
     if isinstance(proposing, HybridDrafter):
         controlled = replace(proposing, inner=controlled)
     return replace(engine, drafter=controlled)

@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
+from torch import Tensor
+
 from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import DraftError
 from foretoken.core.interfaces import (
@@ -20,6 +22,7 @@ from foretoken.core.interfaces import (
 from foretoken.core.permitted import permitted
 from foretoken.core.random import Random
 from foretoken.core.sequence import Sequence, Step
+from foretoken.core.shapes import Float
 from foretoken.core.tree import TokenTree, root_only
 from foretoken.core.verifier import Verifier
 from foretoken.core.walk import NodeScores, walk_of
@@ -119,7 +122,7 @@ class Decoder:
         Returns (sequence, what the step brought to it) for every one; those that are finished have left the batch.
         """
         sequences, steps, paths = list(self.sequences), [], []
-        trees = self._guard(self._propose, sequences)  # one token tree per sequence, root = the last committed token
+        trees = self._propose(sequences)  # one token tree per sequence, root = the last committed token
         scores = self.target.score(sequences, trees)  # one forward for the whole batch
         for seq, tree, score in zip(sequences, trees, scores, strict=True):
             path, token = self._decide(tree, score, seq.rng)  # the accepted nodes, and the token after them
@@ -134,8 +137,14 @@ class Decoder:
         return steps
 
     def _propose(self, sequences: Seq[Sequence]) -> list[TokenTree]:
-        if self._learner is not None:
-            self._learner.learn(self.target.features(sequences))
+        """Return the drafter's trees; that the target cannot compute its states is no failure of the drafter."""
+        features = None if self._learner is None else self.target.features(sequences)
+        return self._guard(self._draft, sequences, features)
+
+    def _draft(self, sequences: Seq[Sequence], features: list[Float[Tensor, "_ f"]] | None) -> list[TokenTree]:
+        """Have the drafter draft, from the target's states where it learns from them, and drop forbidden nodes."""
+        if self._learner is not None and features is not None:
+            self._learner.learn(features)
         self._drafted = self.drafter.propose(sequences)
         allowed = [permitted(*each) for each in zip(sequences, self._drafted, strict=True)]
         self._places = [places for _, places in allowed]

@@ -4,6 +4,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from operator import index
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
@@ -199,8 +200,9 @@ class Engine:
 
         The same prompt, settings and seed give the same text: in any batch where our kernel runs the models, and
         elsewhere but for rounding, which depends on the batch.
-        Not so under method auto at temperature > 0: there measured times, or with a profile all prompts of the list
-        together, choose the depths, and so which of the equally distributed texts comes out.
+        Not so under method auto at temperature > 0, unless draft tokens are matched exactly (`seeds_fix_texts`): there
+        measured times, or with a profile all prompts of the list together, choose the depths, and so which of the
+        equally distributed texts comes out.
 
         prompt: a text, token ids, or a conversation (a list of messages {"role": ..., "content": ...}, see `chat`), or
             a list of these.
@@ -303,12 +305,13 @@ class Engine:
         stops = _stops(stop)
         if stops and self.tokenizer is None:
             raise ForetokenError("Stop strings need a tokenizer: pass tokenizer= to foretoken.load.")
-        requests = []
+        requests, turn = [], None
+        if self.tokenizer is not None and any(map(is_conversation, prompts)):
+            turn = turn_end(self.tokenizer)
         for i, prompt in enumerate(prompts):
             ids = self.encode(prompt, f"Prompt {i + 1}" if len(prompts) > 1 else "The prompt")
             text = TextStream(self.tokenizer, stops, ids) if self.tokenizer and (streaming or stops) else None
-            end = turn_end(self.tokenizer) if self.tokenizer and is_conversation(prompt) else None
-            ends = self.eos_ids if end is None else self.eos_ids | {end}
+            ends = self.eos_ids | {turn} if turn is not None and is_conversation(prompt) else self.eos_ids
             held = () if grammar is None else (grammar.constraint(self.tokenizer, ends, len(ids)),)
             requests.append(Request(i, ids, ends, seed + i, text, held))
         return requests
@@ -395,7 +398,7 @@ def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
             f"A {type(given).__name__} is no prompt: give a text, a list of token ids, or a list of such prompts."
         )
     prompts = [_plain(x) for x in given]
-    if prompts and isinstance(prompts[0], int):
+    if prompts and isinstance(prompts[0], Real):
         return [prompts], True
     return prompts, False
 

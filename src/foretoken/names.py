@@ -223,7 +223,8 @@ def _check_laws(laws: Sequence[Law], name: str, rule: Verifier) -> None:
             f"{rule.name}-thinned, which is exactly lossless, or another rule."
         )
     for drafted in laws:
-        if isinstance(rule, PathVerifier) and drafted.k > 1 and not rule.accepts(drafted):
+        branches = any(rule.accepts(family(drafted.k)) for family in rule.laws)
+        if isinstance(rule, PathVerifier) and drafted.k > 1 and not branches:
             raise ForetokenError(
                 f"Verifier {rule.name} decides over a whole path, and drafter {name} makes {drafted.k} draws "
                 "at a node: choose a tree that does not branch, e.g. chain:5, or another verifier."

@@ -30,7 +30,7 @@ from foretoken.core.shapes import Float
 from foretoken.core.tree import path_to
 from foretoken.core.verifier import Verifier
 from foretoken.decode import Decoder, DraftFailedWarning, NoDrafter
-from foretoken.draft.hybrid import HybridDrafter
+from foretoken.draft.hybrid import model_of
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.product import ProductDrafter
 from foretoken.engine import Engine
@@ -284,7 +284,7 @@ def _wrong_rule(
 ) -> Check:
     """Check that the test rejects a rule known to be lossy; this needs a drafter whose draft tokens have a q."""
     name = "known-wrong rule"
-    model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
+    model = model_of(engine.drafter)
     if not isinstance(model, LMDrafter) or isinstance(model, ProductDrafter):
         return Check(
             name, NONE, f"does not apply to drafter {model.name}: it is put in where a language model or a head drafts"

@@ -24,11 +24,11 @@ def warm(engine: "Engine", prompt: "Prompt", arguments: dict[str, Any]) -> None:
     """
     from foretoken.build import plain
     from foretoken.draft.auto import AutoDrafter
-    from foretoken.draft.hybrid import HybridDrafter
+    from foretoken.draft.hybrid import model_of
 
     engine = replace(engine, eos_ids=frozenset())
     arguments = {**arguments, "stop": (), "max_new_tokens": min(WARM_TOKENS, arguments["max_new_tokens"])}
-    model = engine.drafter.inner if isinstance(engine.drafter, HybridDrafter) else engine.drafter
+    model = model_of(engine.drafter)
     if isinstance(model, AutoDrafter):
         replace(engine, drafter=model.inner).generate(prompt, **arguments)
     for each in (engine, plain(engine)):

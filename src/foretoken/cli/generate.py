@@ -273,18 +273,24 @@ def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
 
 
 def _plain_steps(text: Text) -> list[str]:
-    """Return a line on the steps at which method auto did not draft, and why; no line for another method."""
-    from foretoken.draft.auto import AutoDrafter
+    """Return a line on the steps at which method auto did not draft, and why; no line for another method.
 
-    if not isinstance(text.engine.drafter, AutoDrafter) or text.last is None:
+    text: the text; of a lookup and a model in a row, the line is on the model.
+    """
+    from foretoken.draft.auto import AutoDrafter
+    from foretoken.draft.hybrid import model_of
+
+    model = model_of(text.engine.drafter)
+    if not isinstance(model, AutoDrafter) or text.last is None:
         return []
-    stats, (acceptance, cost) = text.last.stats, text.engine.drafter.outlook
+    stats, (acceptance, cost) = text.last.stats, model.outlook
     if not stats.num_drafted and 1 + acceptance > cost:
         return [f"decoded plainly    at {_num(stats.num_plain, 'step')}: nothing was found that could be drafted"]
+    steps, whose = _num(stats.num_target_forwards, "step"), "" if model is text.engine.drafter else " of the model"
     return [
-        f"decoded plainly    at {stats.num_plain} of {_num(stats.num_target_forwards, 'step')}. A step with one draft "
-        f"token takes {cost:.2f} times as long as a plain one, and brings {1 + acceptance:.2f} tokens: drafting pays "
-        "where it brings more than it takes"
+        f"decoded plainly    at {stats.num_plain} of {steps}. A step with one draft token{whose} takes {cost:.2f} "
+        f"times as long as a plain one, and brings {1 + acceptance:.2f} tokens: drafting pays where it brings more "
+        "than it takes"
     ]
 
 

@@ -7,7 +7,8 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -219,7 +220,7 @@ class TextOptions:
         check_seed(self.seed, num_texts)
         check_sampling(**self._sampling())
         check_stops(self.stop or ())
-        self._grammar()
+        _ = self.grammar  # which refuses one that cannot be
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `Engine.generate`. Their seed is the one asked for, else a fresh one."""
@@ -227,13 +228,14 @@ class TextOptions:
         return {
             **self._sampling(),
             "stop": tuple(self.stop or ()),
-            "grammar": self._grammar(),
+            "grammar": self.grammar,
             "max_new_tokens": self.max_new_tokens,
             "seed": seed,
         }
 
-    def _grammar(self) -> "Grammar | None":
-        """Return the grammar that the text is held to, if there is one."""
+    @cached_property
+    def grammar(self) -> "Grammar | None":
+        """The grammar that the text is held to, if there is one."""
         if self.json_schema is None and self.regex is None:
             return None
         if self.json_schema is not None and self.regex is not None:
@@ -244,9 +246,8 @@ class TextOptions:
         return Grammar.json_schema(schema) if schema is not None else Grammar.regex(str(self.regex))
 
     def _sampling(self) -> dict[str, Any]:
-        """Return the fields that `check_sampling` and `Engine.generate` take as sampling settings."""
-        others = "system", "stop", "json_schema", "regex", "max_new_tokens", "seed", "show_drafts"
-        return {name: value for name, value in vars(self).items() if name not in others}
+        """Return the settings that both `check_sampling` and `Engine.generate` take."""
+        return {name: getattr(self, name) for name in signature(check_sampling).parameters if name != "logit_bias"}
 
 
 class DefaultCommand(TyperGroup):

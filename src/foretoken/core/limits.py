@@ -1,4 +1,4 @@
-"""Checks of the numbers that a user gives. They need no torch, so that the command line refuses a bad one at once.
+"""Checks of values that a user gives. They need no torch, so that the command line refuses a bad one at once.
 
 Each raises ForetokenError for what it refuses.
 """

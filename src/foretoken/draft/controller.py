@@ -267,7 +267,9 @@ class Controller:
         self, timed: bool = True, limits: Sequence[int] | None = None, unread: Sequence[int] = (),
         left: Sequence[float] = (),
     ) -> list[tuple[float, ...]]:  # fmt: skip
-        """Choose how far the next step drafts: per sequence the floors of its next tree; an empty list for a plain one.
+        """Choose how far the next step drafts: per sequence one floor for each level of its next tree.
+
+        So the depth of a tree is the number of its floors. The list is empty for a plain step.
 
         timed: whether this step's time can be measured.
         limits: the most draft tokens that each sequence's next tree may have on a path; None where there is no limit.

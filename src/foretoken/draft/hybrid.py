@@ -53,6 +53,11 @@ class HybridDrafter(WrappedDrafter[Drafter]):
         return HybridSession(self.inner.open(batch, slots), self.lookup.open(batch, slots), self.sizes)
 
 
+def model_of(drafter: Drafter) -> Drafter:
+    """Return the drafter behind a lookup, or the `drafter` itself where there is none in front of it."""
+    return drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+
+
 @dataclass
 class Brought:
     """What a model's drafts brought to one text: accepted draft tokens, and steps; older steps count less."""

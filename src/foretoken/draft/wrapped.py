@@ -20,7 +20,8 @@ class WrappedDrafter(Generic[D]):
     inner: D
 
     def __post_init__(self) -> None:
-        if isinstance(self.inner, FeatureDrafter):  # then this is one too
+        # Then this is one too: `isinstance` looks whether there is the attribute, which others must not have.
+        if isinstance(self.inner, FeatureDrafter):
             object.__setattr__(self, "feature_layers", self.inner.feature_layers)
 
     @property

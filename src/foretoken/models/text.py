@@ -54,7 +54,10 @@ def chat_prompt(
 
 
 def _written(tokenizer: Tokenizer, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool) -> str:
-    """Return what `rendered` does; raises whatever the template does where it fails."""
+    """Return the text that the chat template makes of a conversation; raises whatever the template raises.
+
+    tokenizer, messages, tools, prompt: as in `rendered`.
+    """
     offered: dict[str, Any] = {"tools": None if tools is None else list(tools), "add_generation_prompt": prompt}
     return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **offered))
 

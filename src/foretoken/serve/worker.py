@@ -120,7 +120,7 @@ class Worker:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End the job of `ticket`, whose news nobody wants any more; its row is free before the next step."""
+        """End the job of `ticket`, whose news nobody wants any more; its row is free after one more step at most."""
         with self._changed:
             ticket.cancelled = True
             if ticket in self._waiting:

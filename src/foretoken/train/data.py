@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.messages import Message, check_messages, check_text
-from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode
+from foretoken.models.text import TextStream, Tokenizer, chat_prompt, encode, turn_end
 
 SHORTEST = 16  # smallest number of tokens of a row; shorter ones teach next to nothing
 
@@ -136,7 +136,8 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
     Pieces shorter than SHORTEST, and pieces with nothing to learn, are left out.
 
     texts: the texts.
-    tokenizer: encodes what is a string. Its end-of-text id, if it has one, is appended to texts that end in a string.
+    tokenizer: encodes what is a string. To a text that ends in a string the id is appended that ends it: the end of the
+        turn in its chat template for an answer to a conversation, else its end of text, if it has one.
     length: largest number of ids of a row.
 
     Raises ForetokenError where no row is left.
@@ -180,7 +181,9 @@ def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
                     "token_ids out, or give texts that this target has written."
                 )
         return [*first, *record.ids], len(first)
-    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+    end_id = turn_end(tokenizer) if isinstance(record.prompt, list) and tokenizer.chat_template else None
+    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    end = [end_id] if isinstance(end_id, int) else []
     if not isinstance(prompt, str):
         return [*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"], *end], len(prompt)
     ids, alone = encode(tokenizer, prompt + text), encode(tokenizer, prompt) if prompt else []

@@ -101,7 +101,7 @@ def _sequoia(spec: str) -> tuple[list[float], int]:
 
 def _list(path: str) -> tuple[tuple[int, ...]]:
     """Return the parent list in a JSON file, e.g. [-1, 0, 0, 1]."""
-    content = read_text(path, "tree file")
+    content = _content(path, "tree file")
     try:
         parents = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -112,6 +112,13 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
         raise ForetokenError(f"Tree file {path} must hold a list of integers such as [-1, 0, 0, 1].")
     check_parents(parents)
     return (tuple(parents),)
+
+
+def _content(path: str, what: str) -> str:
+    """Return the text in a file; path, what: as in `read_text`. A tree's file is read whenever the tree is made."""
+    if Path(path).is_fifo():
+        raise ForetokenError(f"The {what} {path} is a pipe, which can be read only once: write it to a file first.")
+    return read_text(path, what)
 
 
 def with_absolute_file(spec: str) -> str:
@@ -131,7 +138,7 @@ def read_acceptance(path: str) -> list[float]:
 
     Raises ForetokenError where the file cannot be read or holds no such vector.
     """
-    content = read_text(path, "acceptance file")
+    content = _content(path, "acceptance file")
     try:
         found = json.loads(content)["acceptance"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

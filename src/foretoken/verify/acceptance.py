@@ -69,7 +69,8 @@ def alpha_star(law: Law, p: Float[Tensor, "..."], q: Float[Tensor, "..."]) -> Fl
     elif isinstance(law, Hub | Opaque):
         found = torch.minimum(p_rows, law.marginals(q_rows)).sum(-1)
     else:
-        found = torch.tensor([_by_linear_program(law, *pair) for pair in zip(p_rows, q_rows, strict=True)]).double()
+        each = [_by_linear_program(law, *pair) for pair in zip(p_rows, q_rows, strict=True)]
+        found = torch.tensor(each, dtype=torch.float64)
     return found.reshape(shape)
 
 

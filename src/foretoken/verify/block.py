@@ -260,7 +260,7 @@ class TreeBlock:
         """Accept `node` with probability `weight` and go on from it, or reject it.
 
         Yields (child, weight of the child) for each child to visit, and goes on once that child is rejected; then the
-        token that follows the node, or nothing more where the node is rejected.
+        token that follows the node. A node whose iterator ends without a token is rejected.
 
         Where a node has at most one draw, not of a random number, and p and q are in CPU memory with one dtype, `row`
         stays None. Compiled loops then compute what `law` would, and no row is written where the child is accepted.
