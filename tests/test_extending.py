@@ -108,7 +108,9 @@ def test_a_verifier(demo, place, monkeypatch):
 
 
 def test_a_tree(demo, monkeypatch):
-    monkeypatch.setitem(forms.TREES, "comb", ("comb:D, a chain with a leaf per node", forms._sized("comb:D")))
+    monkeypatch.setitem(
+        forms.TREES, "comb", forms.Form("comb:D", "a chain with a leaf per node", forms._sized("comb:D"))
+    )
     monkeypatch.setitem(MADE_BY, "comb", SHOWN["comb"])
     assert foretoken.tree("comb:3").max_nodes == 7
     assert assert_lossless(demo, tree="comb:3").tree == "comb:3"

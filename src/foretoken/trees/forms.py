@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
@@ -22,15 +22,14 @@ def read_tree(spec: str) -> Read:
     """
     kind, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if kind not in TREES or not colon:
-        grammar = "; ".join(text for text, _ in TREES.values())
+        grammar = "; ".join(f"{form.write}, {form.meaning}" for form in TREES.values())
         raise ForetokenError(f"Unknown tree {shown(spec)}: choose {grammar}.")
-    return kind, TREES[kind][1](rest)
+    return kind, TREES[kind].read(rest)
 
 
 def forms() -> dict[str, str]:
     """Return {what may be written for a tree: what it means} for all kinds of trees."""
-    cut = (text.partition(", ") for text, _ in TREES.values())
-    return {form: about for form, _, about in cut}
+    return {form.write: form.meaning for form in TREES.values()}
 
 
 def check_parents(parents: Sequence[int]) -> None:
@@ -186,18 +185,37 @@ def _floor(spec: str, form: str) -> tuple[str, float]:
     return rest, floor
 
 
-# kind -> (what to write, a comma, and what it means; what reads the part of the name after the colon)
-TREES: dict[str, tuple[str, Callable[[str], tuple[Any, ...]]]] = {
-    "chain": ("chain:D or chain:D@C, a path of D draft tokens; @C ends it where its q falls below C", _chain),
-    "kary": ("kary:KxD or kary:KxD@C, K children per node down to depth D; @C as above", _kary),
-    "delayed": ("delayed:D+KxL, a path of D draft tokens, then K paths of L each behind it; D may be 0", _delayed),
-    "budget": ("budget:N, sampled children where they pay most, N nodes expected over a text", _sized("budget:N")),
-    "dynamic": ("dynamic:N, the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _sized("dynamic:N")),
-    "sequoia": ("sequoia:N@FILE, the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
-    "opt-tree": ("opt-tree:N, as dynamic:N, as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
-    "product": (
-        "product:N, the N likeliest nodes of a head that drafts levels side by side, full tree attention done exactly",
+class Form(NamedTuple):
+    """How trees of one kind are named.
+
+    write: what users write, with letters for its numbers.
+    meaning: what it means, in the tables of the documentation and in errors.
+    read: what reads the part of the name after the colon, and returns the arguments of what makes the tree.
+    """
+
+    write: str
+    meaning: str
+    read: Callable[[str], tuple[Any, ...]]
+
+
+TREES = {
+    "chain": Form("chain:D or chain:D@C", "a path of D draft tokens; @C ends it where its q falls below C", _chain),
+    "kary": Form("kary:KxD or kary:KxD@C", "K children per node down to depth D; @C as above", _kary),
+    "delayed": Form(
+        "delayed:D+KxL", "a path of D draft tokens, then K paths of L each behind it; D may be 0", _delayed
+    ),
+    "budget": Form(
+        "budget:N", "sampled children where they pay most, N nodes expected over a text", _sized("budget:N")
+    ),
+    "dynamic": Form(
+        "dynamic:N", "the N likeliest nodes of a tree grown by the likeliest (EAGLE-2)", _sized("dynamic:N")
+    ),
+    "sequoia": Form("sequoia:N@FILE", "the best static tree of N nodes for the acceptance in a JSON file", _sequoia),
+    "opt-tree": Form("opt-tree:N", "as dynamic:N, as deep as pays (OPT-Tree)", _sized("opt-tree:N")),
+    "product": Form(
+        "product:N",
+        "the N likeliest nodes of a head that drafts levels side by side, full tree attention done exactly",
         _sized("product:N"),
     ),
-    "list": ("list:FILE, the parent list in a JSON file", _list),
+    "list": Form("list:FILE", "the parent list in a JSON file", _list),
 }
