@@ -1,8 +1,13 @@
-"""Whole runs on prompts of several kinds: how many times as fast as plain decoding, for each kind and for all."""
+"""Prompts of several kinds: how many times as fast as plain decoding, for each kind and for all.
+
+Of whole runs, and of what comes after the first step, which reads the prompt.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +23,11 @@ NOTES = [
     "tokens/s: of whole runs. x plain: geometric mean over prompts ± standard error; each ratio is taken of one prompt "
     "in one round, and a prompt counts once.",
 ]
+DECODING = [
+    "The same ratios of tokens/s after the first step, which reads the prompt: of decoding alone.",
+]
 Turns = Sequence[Turn[Block, Answered]]
+NO_RATIO = (math.nan, math.nan)
 Place = tuple[int, int]  # a prompt and a round, by their numbers
 
 
@@ -37,6 +46,7 @@ class Row:
     temperature: of the texts. kind: of the prompts, ALL for those of every kind. name: of the way.
     vs_plain, vs_other: (ratio of tokens/s to plain decoding and to another way, its standard error); nan without one.
     tokens_per_step: new tokens per forward of the target. num_same: answers with the ids of plain decoding.
+    decoding_vs_plain: as vs_plain, after the first step.
     """
 
     temperature: float
@@ -48,6 +58,7 @@ class Row:
     tokens_per_step: float
     num_answers: int
     num_same: int
+    decoding_vs_plain: tuple[float, float] = NO_RATIO
 
 
 def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[Row]:
@@ -70,28 +81,34 @@ def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[R
         speed = tokens / sum(a.seconds for a in answers.values())
         steps = tokens / sum(a.num_steps or 0 for a in answers.values())
         same = sum(i in alone and a.ids == alone[i].ids for i, a in answers.items())
-        ratios = (_ratio(answers, alone), _ratio(answers, compared))
-        made.append(Row(temperature, kind, name, speed, *ratios, steps, len(answers), same))
+        whole, later = attrgetter("tokens_per_s"), attrgetter("decoding_tokens_per_s")
+        ratios, decoding = (
+            (_ratio(answers, alone, whole), _ratio(answers, compared, whole)),
+            _ratio(answers, alone, later),
+        )
+        made.append(Row(temperature, kind, name, speed, *ratios, steps, len(answers), same, decoding))
     order = [ALL, *dict.fromkeys(kinds)]
     return sorted(made, key=lambda row: (row.temperature, order.index(row.kind)))
 
 
-def _ratio(ones: Mapping[Place, Answered], others: Mapping[Place, Answered]) -> tuple[float, float]:
-    """(geometric mean of the ratios of tokens/s, standard error), over the prompts that both answered."""
+def _ratio(
+    ones: Mapping[Place, Answered], others: Mapping[Place, Answered], rate: Callable[[Answered], float]
+) -> tuple[float, float]:
+    """(geometric mean of the ratios of a rate, standard error), over the prompts for which both have one."""
     of_prompt: dict[int, list[float]] = {}
     for place in ones.keys() & others.keys():
-        mine, theirs = ones[place], others[place]
-        ratio = mine.num_tokens / mine.seconds / (theirs.num_tokens / theirs.seconds)
-        of_prompt.setdefault(place[0], []).append(np.log(ratio))
+        ratio = rate(ones[place]) / rate(others[place])
+        if not math.isnan(ratio):
+            of_prompt.setdefault(place[0], []).append(np.log(ratio))
     if not of_prompt:
-        return float("nan"), float("nan")
+        return NO_RATIO
     logs = np.array([np.mean(each) for each in of_prompt.values()])  # rounds of one prompt are no samples of their own
     mean = float(np.exp(logs.mean()))
     return mean, mean * float(logs.std(ddof=1) / len(logs) ** 0.5) if len(logs) > 1 else float("nan")
 
 
 def tables(report: Report, found: Sequence[Row], other: str | None = None) -> None:
-    """A table for each temperature: a row for each way, a column for each kind."""
+    """Two tables for each temperature, of whole runs and of decoding: a row for each way, a column for each kind."""
     names = list(dict.fromkeys(row.name for row in found))
     for temperature in dict.fromkeys(row.temperature for row in found):
         these = [row for row in found if row.temperature == temperature]
@@ -108,10 +125,21 @@ def tables(report: Report, found: Sequence[Row], other: str | None = None) -> No
             cells = [_ratios(of[kind]) if kind in of else "-" for kind in kinds]
             equal = [f"{whole.num_same} of {whole.num_answers}"] if same else []
             table.add(name, f"{whole.tokens_per_s:.0f}", *cells, whole.tokens_per_step, *equal)
+        if all(math.isnan(row.decoding_vs_plain[0]) for row in these):
+            continue
+        decoding = report.table(f"T = {temperature:g}, once the prompt is read", ["method", *ratios], 1)
+        decoding.notes += DECODING
+        for name in names:
+            of = {row.kind: row for row in these if row.name == name}
+            if of:
+                decoding.add(name, *(_with_error(of[kind].decoding_vs_plain) if kind in of else "-" for kind in kinds))
 
 
 def _ratios(row: Row) -> str:
     """Over plain decoding, with the error where there is one; in brackets over the other way, where there is one."""
-    value, error = row.vs_plain
-    more = "" if np.isnan(row.vs_other[0]) else f" ({row.vs_other[0]:.2f})"
-    return f"{value:.2f}" + (f" ± {error:.2f}" if error > 0 else "") + more
+    return _with_error(row.vs_plain) + ("" if np.isnan(row.vs_other[0]) else f" ({row.vs_other[0]:.2f})")
+
+
+def _with_error(ratio: tuple[float, float]) -> str:
+    value, error = ratio
+    return f"{value:.2f}" + (f" ± {error:.2f}" if error > 0 else "")

@@ -10,6 +10,7 @@ One sequence at a time, answers all of one length, and every program meets a pro
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -58,13 +59,27 @@ class Answered:
     """One answer.
 
     num_tokens: new tokens. seconds: wall clock from the call to the return. num_steps: forwards of the target; None
-    where the program does not say. ids: the new tokens; None where it does not send them.
+    where the program does not say. ids: the new tokens; None where it does not send them. num_first, first_s: tokens of
+    the first step, which reads the prompt, and the seconds until they came; 0 where they are not measured.
     """
 
     num_tokens: int
     seconds: float
     num_steps: int | None = None
     ids: list[int] | None = None
+    num_first: int = 0
+    first_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second of the whole run."""
+        return self.num_tokens / self.seconds
+
+    @property
+    def decoding_tokens_per_s(self) -> float:
+        """Tokens per second after the first step; nan where there was no other one or its time is not known."""
+        later = self.num_tokens - self.num_first
+        return later / (self.seconds - self.first_s) if later and self.first_s else math.nan
 
 
 Peer = Callable[[int, int], Answered]  # of the prompt's number and the number of new tokens
@@ -128,7 +143,8 @@ def in_process(method: Method, ids: Sequence[list[int]]) -> Peer:
 def answered(method: Method, ids: list[int], new: int, temperature: float, seed: int) -> Answered:
     """One answer by ours or transformers. ids: of the prompt. new: tokens."""
     run = method.run([ids], new, temperature, seed)
-    return Answered(run.num_tokens, run.wall_s, run.num_target_forwards, run.texts[0])
+    counts = run.num_tokens, run.wall_s, run.num_target_forwards
+    return Answered(*counts, run.texts[0], run.num_first, run.ttft_s)
 
 
 def remote(name: str, server: Server, prompts: Sequence[Any]) -> Peer:

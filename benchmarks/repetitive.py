@@ -1,8 +1,8 @@
 """`python -m benchmarks repetitive`: greedy texts that repeat their prompts, or each other, by every drafter in turn.
 
 Four kinds of prompts: edits of code, logs of agents, articles to be summarised with quotes, and open chat, where
-nothing repeats and nothing may be lost. Whole runs, prompts read included; no text stops early. At the first prompt of
-a kind, in every round, the texts of earlier requests are forgotten: what a drafter remembers are the kind's earlier
+nothing repeats and nothing may be lost. Of whole runs, and of decoding alone; no text stops early. At the first prompt
+of a kind, in every round, the texts of earlier requests are forgotten: what a drafter remembers are the kind's earlier
 prompts and their answers, never its own answer to the same prompt.
 """
 

@@ -106,6 +106,20 @@ def test_a_kind_has_the_ratios_of_its_own_prompts() -> None:
     assert report.tables[0].rows[1][2:5] == ["4.00 ± 2.77", "2.00", "8.00"]  # two prompts, whatever the rounds
 
 
+def test_decoding_is_told_apart_from_reading_the_prompt() -> None:
+    """Both ways read it for two seconds; then one takes a quarter of the other's time for the same tokens."""
+    turns = []
+    for block in blocks(2, 2, [0.0]):
+        turns.append(Turn("plain", block, 0, False, Answered(9, 10.0, 9, [1], 1, 2.0)))
+        turns.append(Turn("drafted", block, 1, True, Answered(9, 4.0, 3, [1], 1, 2.0)))
+    found = rows(turns, ["chat", "chat"])
+    assert [row.vs_plain[0] for row in found] == pytest.approx([1, 2.5])
+    assert [row.decoding_vs_plain[0] for row in found] == pytest.approx([1, 4])
+    report = Report("", {})
+    tables(report, found)
+    assert report.tables[1].rows == [["plain", "1.00"], ["drafted", "4.00"]]
+
+
 def test_what_was_done_before_an_interrupt_is_shown() -> None:
     """Of the second kind only one way is there yet."""
     first, second = blocks(1, 2, [0.0])
