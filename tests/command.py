@@ -1,6 +1,7 @@
 """The commands `foretoken` and `python -m benchmarks`, run inside the test's own process, on tiny models."""
 
 import json
+import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -53,11 +54,15 @@ def run(
     line = [str(argument) for argument in (arguments if ours else ("foretoken", *arguments))]
     monkeypatch.setattr(sys, "argv", line)
     monkeypatch.setattr(options, "tell_of_compiling", lambda: None)  # as the first command of a fresh clone does
-    code = 0
+    code, log = 0, logging.getLogger("foretoken")
+    handlers, level = log.handlers, log.level
     try:
         cli.run(benchmarks.main) if ours else cli.main()
     except SystemExit as exit_:
         code = int(exit_.code or 0)
+    finally:  # a server in this process may log its last request after pytest has ceased to capture the test's output
+        log.handlers = handlers
+        log.setLevel(level)
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     return code, out, err

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -248,6 +249,13 @@ def test_only_own_files_are_replaced(run, tmp_path, monkeypatch):
 )
 def test_a_wrong_command_line_is_one_sentence(run, words, says):
     run.refused(says, *words)
+
+
+def test_what_is_logged_after_a_command_of_a_test_is_not_printed(run, capsys):
+    """As by a server of the test's own process, whose last line may come when the output is not captured any more."""
+    run.good("--version")
+    logging.getLogger("foretoken.after").info("request")
+    assert capsys.readouterr().err == ""
 
 
 NOTICED = """

@@ -37,7 +37,7 @@ def test_without_pages_the_script_says_so_in_one_sentence(tmp_path: Path) -> Non
     )
 
 
-# Words of our own that the field has others for: docs/trees-and-rules.md. A lone surrogate is Unicode's own term.
+# Words of our own that the field has others for: docs/glossary.md. A lone surrogate is Unicode's own term.
 PRIVATE = re.compile(
     r"\b(told|lone(?! surrogate)|aim|shelf|(?:un)?tempered|tokens a (?:step|forward|second))\b", re.IGNORECASE
 )
@@ -55,7 +55,7 @@ def test_code_and_pages_use_the_words_of_the_field():
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         for match in PRIVATE.finditer(line)
     ]
-    assert not found, "words that docs/trees-and-rules.md has others for: " + ", ".join(found)
+    assert not found, "words that docs/glossary.md has others for: " + ", ".join(found)
 
 
 PAGES = [*sorted(tables.ROOT.glob("*.md")), *sorted(tables.ROOT.glob("docs/*.md"))]

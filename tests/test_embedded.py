@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import pickle
 from fractions import Fraction
 from typing import Any
 
@@ -136,6 +137,18 @@ def test_a_copy_outlives_its_original(tmp_path) -> None:
     del engine
     gc.collect()
     assert other.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids == expected
+
+
+@pytest.mark.parametrize("how", [{}, {"compile": "off"}, {"drafter": "suffix"}])
+def test_an_engine_can_be_copied_but_not_sent_to_another_process(target: str, how: dict[str, str]) -> None:
+    """Its copies learn from each other's texts, as engines with another recipe do."""
+    engine = foretoken.load(target, device="cpu", **how)
+    with pytest.raises(foretoken.ForetokenError, match=r"^An engine cannot be pickled: call foretoken\.load in the"):
+        pickle.dumps(engine)
+    expected = engine.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids
+    for other in copy.copy(engine), copy.deepcopy(engine):
+        assert other.source.store is engine.source.store
+        assert other.generate([1, 2, 3], max_new_tokens=8, temperature=0.0).token_ids == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -248,7 +248,7 @@ NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "kind": (
         partial(gguf_zoo.save_wide, kind=gguf.GGMLQuantizationType.Q8_K),
-        "has a tensor .* of type Q8_K, which is not read",
+        "has a tensor .* of type Q8_K, which is not supported",
     ),
     "longrope": (damaged(b"blk.1.ffn_norm.weight", b"rope_factors_long.wei"), r"\(longrope\)"),
 }

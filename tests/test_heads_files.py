@@ -140,8 +140,8 @@ UNFIT_BLOCKS: list[tuple[Config, str]] = [
     ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1]}}, "states that are read 64"),
     *(({"block_size": size}, "block_size must be a whole number from 2 to 256") for size in (1, 257, 100_000)),
     ({"block_size": 0}, "block_size must be a whole number above 0"),
-    ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not read"),
-    ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not read"),
+    ({"layer_types": ["sliding_attention"] * 2}, "sliding windows, which are not supported"),
+    ({"output_multiplier": 0.5}, "output_multiplier 0.5 in its config.json, which is not supported"),
 ]
 UNFIT: list[tuple[Config | str, str]] = [
     *((content, r"config.json is no JSON object: remove it") for content in ("[]", "null", "7", '"x"')),
@@ -185,7 +185,7 @@ def test_configurations_that_do_not_fit_are_refused(
         ("eagle3", {"d2t": (0,)}, "has a d2t that is no list of whole numbers"),
         ("eagle3", {"t2d": ()}, r"t2d has shape \(\) instead of 1 dimensions: take another"),
         *(
-            (kind, {key: (8,)}, f"holds a .*{what}.*, which is not read: take one")
+            (kind, {key: (8,)}, f"holds a .*{what}.*, which is not supported: take one")
             for kind, key, what in (
                 ("eagle3", "mask_hidden", "P-EAGLE"),
                 ("dflash", "layers.0.attention_conv.base_kernel", "DFlash 2"),

@@ -161,7 +161,7 @@ def test_a_template_whose_calls_are_not_known(tmp_path):
         asked = {"messages": USER, "tools": TOOLS, "max_tokens": 4}
         told = error(running.post(CHAT, asked))
         assert told["param"] == "tools"
-        assert "a form that this server does not read" in told["message"]
+        assert "a form that this server does not support" in told["message"]
         assert running.post(CHAT, {**asked, "tool_choice": "none"}).status_code == 200
         assert running.post("/tokenize", {"messages": USER, "tools": TOOLS}).status_code == 200
 

@@ -1,5 +1,6 @@
 """A GGUF model starts without transformers' modelling code, and is the model that this code would have made."""
 
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -198,6 +199,29 @@ def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(
         load_model(path, CPU)
         assert made == done
         made.clear()
+
+
+def test_a_new_skeleton_replaces_those_of_its_model_that_were_not_used_for_a_month(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, another = save_wide(tmp_path / "model.gguf"), save_wide(tmp_path / "another.gguf")
+
+    def start(version: str, path: str = path) -> None:
+        monkeypatch.setattr(kept_model, "version", lambda name: version)
+        load_model(path, CPU)
+
+    def found() -> set[str]:
+        return {f"{x.parent.name[0]} {x.name[:5]}" for x in (home / "skeletons").glob("*/[!.]*")}
+
+    start("1")
+    start("2")
+    start("1", another)
+    for entry in (home / "skeletons").glob("*/[!.]*"):
+        os.utime(entry, (0, 0))
+    start("2")  # which counts as use
+    assert found() == {"1 model", "2 model", "1 anoth"}
+    start("3")
+    assert found() == {"2 model", "3 model", "1 anoth"}
 
 
 def noted(made: list[str], name: str, call: Callable[..., None], *given: object) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from inspect import signature
@@ -284,6 +285,19 @@ def test_a_python_without_docstrings_is_refused() -> None:
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "leave it out" in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+def test_a_zip_archive_is_refused(tmp_path: Path) -> None:
+    """The kernel's sources and the table of known models are read as files."""
+    package = Path(foretoken.__file__).parent
+    with zipfile.ZipFile(tmp_path / "foretoken.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(package.parent))
+    command = [sys.executable, "-m", "foretoken", "--version"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "foretoken.zip")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    said = "ImportError: Foretoken must be installed as files, as by pip install: it does not run from a zip archive."
+    assert done.stderr.splitlines()[-1] == said
 
 
 @pytest.mark.long

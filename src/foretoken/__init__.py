@@ -1,9 +1,13 @@
 """Foretoken: faster generation from decoder-only language models, with exactly the same output distribution."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.lazy import imported
 from foretoken.version import __version__
+
+if not os.path.isdir(__path__[0]):
+    raise ImportError("Foretoken must be installed as files, as by pip install: it does not run from a zip archive.")
 
 if TYPE_CHECKING:
     from foretoken.build import load

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foretoken.core import sequence as core
 from foretoken.core.errors import ContextError, ForetokenError
-from foretoken.core.forked import models_run
+from foretoken.core.forked import OfOneProcess, models_run
 from foretoken.core.interfaces import Drafter
 from foretoken.core.laws import Opaque
 from foretoken.core.limits import check_choice, check_seed, check_stops, count, whole
@@ -122,7 +122,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(OfOneProcess):
     """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
 
     target, drafter, verifier: the parts of the decoding loop.

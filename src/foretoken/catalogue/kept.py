@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ ORIGIN = "origin.json"  # a file in each folder: which files the folder was made
 FORMAT = 7  # the version of what is kept: raised whenever what is written, or how it is read, changes
 LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes
 HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
+UNUSED = 30 * 86400  # seconds after the last use of a folder until `drop_unused` removes it
 BLOCKS, BLOCK = 64, 1 << 12  # and by this number of blocks of so many bytes, spread over the file
 
 
@@ -78,6 +80,8 @@ def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | Non
     folder = models_folder().parent / section / name
     origin: dict[str, object] = {"format": FORMAT, "files": contents}
     if _is_whole(folder, origin):
+        with suppress(OSError):  # of a folder in which this user may not write
+            os.utime(folder)  # its last use
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +98,19 @@ def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | Non
         )
         return None
     return folder
+
+
+def drop_unused(folder: Path) -> None:
+    """Remove what was kept of the same model in the sections beside a folder's, and was not used for a month.
+
+    Other versions and other machines may share the cache directory, so that what they use stays.
+
+    folder: from `kept`.
+    """
+    for other in folder.parent.parent.glob(f"*/{folder.name}"):
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > UNUSED:
+                shutil.rmtree(other)
 
 
 def _make(make: Callable[[Path], None], folder: Path, origin: dict[str, object]) -> None:

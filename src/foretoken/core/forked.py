@@ -1,12 +1,32 @@
-"""Refuse to run models in a process that was forked from one that ran them: the threads of forwards do not survive."""
+"""What models keep from going to another process: threads of forwards, which a fork lacks, and addresses of weights."""
 
 import os
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+from typing import Any, Never
 
 import torch
 
 from foretoken.core.errors import ForetokenError
 
 _first: int | None = None  # the process in which models ran first in several threads
+
+
+@dataclass(frozen=True)
+class OfOneProcess:
+    """The base of what can be copied, but not pickled, and so not sent to another process."""
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise ForetokenError(
+            "An engine cannot be pickled: call foretoken.load in the other process, which shares the mapped files of "
+            "the weights."
+        )
+
+    def __copy__(self) -> "OfOneProcess":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OfOneProcess":
+        return replace(self, **{field.name: deepcopy(getattr(self, field.name), memo) for field in fields(self)})
 
 
 def check_not_forked() -> None:

@@ -107,11 +107,13 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
             rotary |= {"rope_type": "linear", "factor": factor}
     elif scaling != "none":
         raise ForetokenError(
-            f"The GGUF file scales its rotary positions ({scaling}), which is not read: take a model without."
+            f"The GGUF file scales its rotary positions ({scaling}), which is not supported: take a model without."
         )
     if width != head_dim:
         if prefix != "phi3":
-            raise ForetokenError(f"The GGUF file rotates {width} of {head_dim} channels of a head, which is not read.")
+            raise ForetokenError(
+                f"The GGUF file rotates {width} of {head_dim} channels of a head, which is not supported."
+            )
         rotary["partial_rotary_factor"] = width / head_dim
     factors = next((tensor.data for tensor in reader.tensors if tensor.name == FREQUENCIES), None)
     if factors is not None:
@@ -134,8 +136,8 @@ def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, 
     smooth = np.clip((context / waves - low) / (high - low), 0, 1)
     if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
         raise ForetokenError(
-            f"The GGUF file scales its rotary positions ({FREQUENCIES}) otherwise than Llama 3, which is not read: "
-            "take a model without."
+            f"The GGUF file scales its rotary positions ({FREQUENCIES}) otherwise than Llama 3, which is not "
+            "supported: take a model without."
         )
     return {
         "rope_type": "llama3",

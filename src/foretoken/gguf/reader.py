@@ -88,7 +88,7 @@ class Reader(GGUFReader):
         if not isinstance(value, list):
             return value
         if not value or any(each != value[0] for each in value):
-            raise ForetokenError(f"The layers of the model in the GGUF file differ in {key}, which is not read.")
+            raise ForetokenError(f"The layers of the model in the GGUF file differ in {key}, which is not supported.")
         return value[0]
 
 

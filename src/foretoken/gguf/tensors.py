@@ -83,7 +83,8 @@ def architecture_of(reader: Reader) -> Architecture:
     name = reader.metadata("general.architecture")
     if name not in ARCHITECTURES:
         raise ForetokenError(
-            f"The GGUF file's architecture is {name}, which is not read: it must be one of {', '.join(ARCHITECTURES)}."
+            f"The GGUF file's architecture is {name}, which is not supported: it must be one of "
+            f"{', '.join(ARCHITECTURES)}."
         )
     return ARCHITECTURES[name]
 
@@ -140,8 +141,8 @@ def gguf_weights(reader: Reader) -> list[Weight]:
             gguf.dequantize(tensor.data[:1], kind)
         except NotImplementedError as error:
             raise ForetokenError(
-                f"The GGUF file has a tensor {tensor.name} of type {kind.name}, which is not read: take another file "
-                "of this model."
+                f"The GGUF file has a tensor {tensor.name} of type {kind.name}, which is not supported: take another "
+                "file of this model."
             ) from error
     for tensor in reader.tensors:
         if tensor.name == FREQUENCIES:
@@ -165,7 +166,7 @@ def _name(stored: str, architecture: Architecture) -> str:
             return f"model.layers.{layer}.{architecture.layer[part]}.{kind}"
         case _:
             raise ForetokenError(
-                f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not: it cannot be read."
+                f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not: it is not supported."
             )
 
 

@@ -95,7 +95,7 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
         raise ForetokenError(
             "The GGUF file has no tokenizer: it is not whole, get it again."
             if kind is None
-            else f"The GGUF file's tokenizer ({kind}) is not read: it must be gpt2 or llama."
+            else f"The GGUF file's tokenizer ({kind}) is not supported: it must be gpt2 or llama."
         )
     found = vocabulary_of(reader)
     tokens = found.tokens

@@ -256,7 +256,7 @@ def _loaded(folder: str | Path, parts: TargetParts) -> tuple[PublishedHead, dict
         )
     other = other_head(weights, HEADS[kind].marks)
     if other is not None:
-        raise ForetokenError(f"{path} holds {other}, which is not read: take one that docs/drafters.md lists.")
+        raise ForetokenError(f"{path} holds {other}, which is not supported: take one that docs/drafters.md lists.")
     kept = {key: value for key, value in weights.items() if key not in UNUSED and not _is_targets(key, value, parts)}
     head = HEADS[kind].read(Checkpoint(path, kept, config, parts))
     head.feature_scale = float(config.get("feature_scale", 1.0))

@@ -78,11 +78,11 @@ class DFlash(PublishedHead):
         shape, count = checkpoint.layer_shape("layers.0."), checkpoint.count(r"layers\.(\d+)\.")
         checkpoint.check("hidden size", shape.hidden, parts.hidden)
         if "sliding_attention" in (config.get("layer_types") or ()):
-            raise ForetokenError(f"{path} has layers with sliding windows, which are not read: take another head.")
+            raise ForetokenError(f"{path} has layers with sliding windows, which are not supported: take another head.")
         for name, usual in (("input_embedding_scale", 1), ("output_multiplier", 1), ("final_logit_softcapping", 0)):
             if config.get(name) not in (None, usual):
                 raise ForetokenError(
-                    f"{path} has {name} {config[name]} in its config.json, which is not read: take one without."
+                    f"{path} has {name} {config[name]} in its config.json, which is not supported: take one without."
                 )
         mask_token = config.get("mask_token_id")
         if mask_token is None or mask_token >= parts.vocab_size:

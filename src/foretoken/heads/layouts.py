@@ -8,7 +8,7 @@ EMBEDDING = "embed_tokens.weight"
 # head, which only training needs.
 DERIVED = r"(.*\.)?rotary_emb\.\w+$|verifier_(norm|lm_head)\.weight$"
 
-# Keys that show a head of a kind that cannot be read, and that kind, for messages.
+# Keys that show a head of a kind that is not supported, and that kind, for messages.
 OTHERS = {
     r"mask_hidden$": "a P-EAGLE head (all levels at once)",
     r"layers\.\d+\.(attention|mlp)_conv\.": "a DFlash 2 head (with convolutions)",
@@ -18,7 +18,7 @@ OTHERS = {
 
 
 def other_head(keys: Iterable[str], own: Iterable[str]) -> str | None:
-    """Return what kind of head, of those that cannot be read, some weights belong to; None where they can be read.
+    """Return what kind of head, of those that are not supported, some weights belong to; None for any other.
 
     keys: names of the weights, as the authors have them.
     own: the marks of the head that the weights are taken for; keys that match one are not looked at.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken import kernel, models
-from foretoken.catalogue.kept import kept
+from foretoken.catalogue.kept import drop_unused, kept
 from foretoken.core.making import making
 from foretoken.kernel.processor import FEATURES, MATRIX, NAME
 from foretoken.models.causal_lm import CausalLM
@@ -77,6 +77,8 @@ def kept_model(
             made[:] = [written]
 
     own = kept(source, f"skeletons/{version('transformers')}-{_what_runs()}", write)
+    if own is not None and made:
+        drop_unused(own)
     found = None if own is None or made else read_skeleton(own, without_weights)
     model = found or (made[0] if made else make())
     model.config.name_or_path = name

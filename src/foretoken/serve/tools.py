@@ -108,7 +108,7 @@ def wanted_form(body: ChatRequest, use: ToolUse) -> CallForm | None:
     if use.takes and use.form is None:
         said = (
             'tools cannot be used with this model but with tool_choice "none": its chat template writes calls in a '
-            "form that this server does not read."
+            "form that this server does not support."
         )
         raise ApiError(400, said, "tools", "unsupported_parameter")
     if use.form is None or not use.form.before or body.tool_choice not in (None, "auto"):
