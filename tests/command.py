@@ -55,7 +55,7 @@ def run(
     monkeypatch.setattr(sys, "argv", line)
     monkeypatch.setattr(options, "tell_of_compiling", lambda: None)  # as the first command of a fresh clone does
     code, log = 0, logging.getLogger("foretoken")
-    handlers, level = log.handlers, log.level
+    handlers, level = [*log.handlers], log.level
     try:
         cli.run(benchmarks.main) if ours else cli.main()
     except SystemExit as exit_:

@@ -251,8 +251,9 @@ def test_a_wrong_command_line_is_one_sentence(run, words, says):
     run.refused(says, *words)
 
 
-def test_what_is_logged_after_a_command_of_a_test_is_not_printed(run, capsys):
+def test_what_is_logged_after_a_command_of_a_test_is_not_printed(run, capsys, monkeypatch):
     """As by a server of the test's own process, whose last line may come when the output is not captured any more."""
+    monkeypatch.setattr(logging.getLogger("foretoken"), "handlers", [])  # nothing of a test before
     run.good("--version")
     logging.getLogger("foretoken.after").info("request")
     assert capsys.readouterr().err == ""
