@@ -30,6 +30,7 @@ from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
 EMBEDDING = "model.embed_tokens.weight"  # in the models that our kernel runs
+NAMED = ("model_type", "model_name", "_name_or_path")  # the entries of a configuration that choose a tokenizer's class
 BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 
 
@@ -361,9 +362,10 @@ def _config_of_any_class(source: str) -> PreTrainedConfig | None:
     """
     try:
         named = json.loads((Path(source) / "tokenizer_config.json").read_text())["tokenizer_class"]
-        entries = json.loads((Path(source) / CONFIG).read_text())
-        return Settings(entries, entries) if isinstance(named, str) else None
-    except (OSError, ValueError, KeyError, TypeError):  # transformers will say what is wrong
+        entries = json.loads((Path(source) / CONFIG).read_text()).items()
+        read = {name: value for name, value in entries if name in NAMED}  # more would be validated
+        return Settings(read, read) if isinstance(named, str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers will say what is wrong
         return None
 
 
