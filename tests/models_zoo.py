@@ -66,8 +66,14 @@ ROUTED = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "n_routed_experts": 4, "z
 # Families with a peculiarity that a test of its own is about.
 PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
+    "aria": ("AriaText", {**GQA, "intermediate_size": 16, "moe_num_experts": 4, "moe_topk": 2}),
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {**GQA, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "mamba_n_heads": 8},
+    ),
+    "hunyuan_moe": ("HunYuanMoEV1", {**GQA, "head_dim": 8, "num_experts": 4, "moe_topk": 2}),
     "olmo2": ("Olmo2", GQA),
     "exaone4": ("Exaone4", {**GQA, "sliding_window": 9, "layer_types": MIXED}),
     "doge": ("Doge", {**GQA, "sliding_window": 9}),
