@@ -35,6 +35,11 @@ def test_ragged_batch_equals_each_row_alone(family: str) -> None:
     check_random_steps(tiny(family), seed=3, steps=8, batch=4)
 
 
+def test_a_model_of_a_hybrid_class_whose_layers_are_all_attention_is_taken() -> None:
+    """Granite 4 in the sizes without Mamba layers is of the class of those with them."""
+    check_random_steps(tiny("granite_hybrid"), seed=4, steps=5, batch=3)
+
+
 def test_batch_of_equal_rows_equals_each_row_alone() -> None:
     """Equal lengths take the slice copy rather than index_put, and single nodes no mask at all."""
     model = tiny("llama")
