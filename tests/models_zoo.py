@@ -62,10 +62,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 HEADS = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
 LATENT = {**HEADS, "q_lora_rank": 16, "kv_lora_rank": 16}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "global_head_dim": 16}
 ROUTED = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2}
-# Families with a peculiarity that a test of its own is about.
+# Families with a peculiarity: experts, latent attention, layers without positions, kinds of layers.
 PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
+    "qwen3_moe": ("Qwen3Moe", {**GQA, **EXPERTS, "head_dim": 8, "num_experts": 4}),
+    "deepseek_v3": ("DeepseekV3", {**SMALL, **LATENT, **EXPERTS, **GROUPS, "num_key_value_heads": 4}),
+    "gemma4": (
+        "Gemma4Text",
+        {**GQA, **PER_LAYER, "head_dim": 8, "sliding_window": 9, "layer_types": [*MIXED[:1], *MIXED[:2]]},
+    ),
+    "glm4": ("Glm4", {**GQA, "head_dim": 8}),
+    "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 1, 0]}),
+    "nemotron": ("Nemotron", {**GQA, "head_dim": 8}),
     "aria": ("AriaText", {**GQA, "intermediate_size": 16, "moe_num_experts": 4, "moe_topk": 2}),
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
@@ -91,7 +103,7 @@ def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
     config = getattr(hf, f"{name}Config")(**{**arguments, **changes})
     config._attn_implementation = "eager" if name == "Gemma2" else attention  # sdpa has no softcap for the scores
     torch.manual_seed(0)
-    kind = {"Gemma3Text": "Gemma3"}.get(name, name)
+    kind = name.removesuffix("Text") if name.startswith("Gemma") else name
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(hf, kind + head)(config).eval()
     with torch.no_grad():

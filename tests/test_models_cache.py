@@ -12,7 +12,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.layout import layout
 from leaks import leak
-from models_zoo import FAMILIES, MIXED, TOLERANCE, VOCAB, assert_close, check_random_steps, plain, text, tiny
+from models_zoo import FAMILIES, MIXED, PECULIAR, TOLERANCE, VOCAB, assert_close, check_random_steps, plain, text, tiny
 
 CASES = [(family, kind) for family in FAMILIES for kind in ("sdpa", "eager") if (family, kind) != ("gemma2", "sdpa")]
 
@@ -35,9 +35,10 @@ def test_ragged_batch_equals_each_row_alone(family: str) -> None:
     check_random_steps(tiny(family), seed=3, steps=8, batch=4)
 
 
-def test_a_model_of_a_hybrid_class_whose_layers_are_all_attention_is_taken() -> None:
-    """Granite 4 in the sizes without Mamba layers is of the class of those with them."""
-    check_random_steps(tiny("granite_hybrid"), seed=4, steps=5, batch=3)
+@pytest.mark.parametrize("family", PECULIAR)
+def test_ragged_batches_of_families_with_a_peculiarity(family: str) -> None:
+    """Experts, latent attention, layers without positions, a hybrid class whose layers all are attention."""
+    check_random_steps(tiny(family, "eager"), seed=4, steps=5, batch=3)
 
 
 def test_batch_of_equal_rows_equals_each_row_alone() -> None:

@@ -20,7 +20,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import CONFIG, check_weights
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
+from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
@@ -278,17 +278,17 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     frequencies that are computed today, parts for other uses). But those of further layers are refused, since only a
     wrong configuration leaves them out.
     """
-    from transformers import AutoModelForCausalLM  # takes seconds
+    from transformers import AutoConfig  # takes seconds
 
+    where = {"local_files_only": Path(source).is_dir(), "trust_remote_code": trust_remote_code}
     try:
         with making:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(AutoConfig.from_pretrained(source, **where)).from_pretrained(
                 source,
                 dtype=dtype,
-                local_files_only=Path(source).is_dir(),
-                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with their names
+                **where,
             )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
