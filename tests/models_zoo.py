@@ -79,6 +79,14 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 1, 0]}),
     "nemotron": ("Nemotron", {**GQA, "head_dim": 8}),
     "aria": ("AriaText", {**GQA, "intermediate_size": 16, "moe_num_experts": 4, "moe_topk": 2}),
+    "dbrx": (
+        "Dbrx",
+        {
+            **{"vocab_size": VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64},
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "granite_hybrid": (

@@ -37,9 +37,10 @@ def test_what_is_not_seen_changes_no_bit(family: str, monkeypatch: pytest.Monkey
     CausalLM(model)
 
 
-def test_rounding_by_the_experts_of_other_nodes_is_no_fault() -> None:
+@pytest.mark.parametrize("family", ["aria", "dbrx"])
+def test_rounding_by_the_experts_of_other_nodes_is_no_fault(family: str) -> None:
     """How many nodes an expert computes side by side changes how it rounds."""
-    model = tiny("aria", random_weights=True)
+    model = tiny(family, random_weights=True)
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

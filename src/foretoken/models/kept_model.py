@@ -173,8 +173,8 @@ def filled(model: M, weights: Weights) -> M:
             values = tensor if own else tensor.to(dtype)
             computed = part in dict(module.named_buffers(recurse=False))
             setattr(module, part, values if computed else nn.Parameter(values, requires_grad=False))
-    if model.config.tie_word_embeddings and "lm_head.weight" not in weights:
-        head: Any = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
+    if model.config.tie_word_embeddings and "lm_head.weight" not in weights and not isinstance(head, PackedLinear):
         head.weight = model.get_input_embeddings().weight
     return model
 
