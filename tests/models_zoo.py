@@ -82,7 +82,11 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "dbrx": (
         "Dbrx",
         {
-            **{"vocab_size": VOCAB, "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64},
+            "vocab_size": VOCAB,
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": 64,
             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
             "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
         },
@@ -127,6 +131,16 @@ def tiny(family: str, attention: str = "sdpa", random_weights: bool = False, **c
     if not random_weights:
         model.load_state_dict(_weights(family))
     return model
+
+
+def tiny_with_images() -> PreTrainedModel:
+    """A model of images and text."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "model_type": "pixtral", "head_dim": 16, "image_size": 64, "patch_size": 16}
+    text = {**SMALL, **sizes, "model_type": "mistral", "num_key_value_heads": 1, "head_dim": 16}
+    config = hf.Mistral3Config(text_config=text, vision_config=vision, image_token_id=100)
+    torch.manual_seed(0)
+    return hf.Mistral3ForConditionalGeneration(config).eval()
 
 
 def random_medusa(lm: CausalLM, seed: int) -> PublishedHead:

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.load import choose_device, load_frozen, load_model
-from models_zoo import assert_close, change_config, plain, tiny
+from models_zoo import assert_close, change_config, plain, tiny, tiny_with_images
 
 MODELS = Path(__file__).parent.parent / "models"
 CPU = torch.device("cpu")
@@ -75,12 +74,7 @@ def test_weights_that_do_not_fit(
 @pytest.mark.usefixtures("home")
 def test_a_model_for_images_continues_text(tmp_path: Path) -> None:
     """Transformers has another class for it than for models of text; its state is keys and values all the same."""
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {**sizes, "model_type": "pixtral", "head_dim": 16, "image_size": 32, "patch_size": 16}
-    config = hf.Mistral3Config(
-        text_config={**tiny("mistral").config.to_dict(), **sizes, "head_dim": 16}, vision_config=vision
-    )
-    model = hf.Mistral3ForConditionalGeneration(config).eval()
+    model = tiny_with_images()
     model.save_pretrained(tmp_path)
     rows = load_model(str(tmp_path), CPU, torch.float32).open(1, 20)
     rows.extend(rows.join(), [1, 2, 3])
