@@ -62,12 +62,42 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 HEADS = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
 LATENT = {**HEADS, "q_lora_rank": 16, "kv_lora_rank": 16}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "global_head_dim": 16}
 ROUTED = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "n_routed_experts": 4, "zero_expert_num": 2}
-# Families with a peculiarity that a test of its own is about.
+# Families with a peculiarity: experts, latent attention, layers without positions, kinds of layers.
 PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
+    "qwen3_moe": ("Qwen3Moe", {**GQA, **EXPERTS, "head_dim": 8, "num_experts": 4}),
+    "deepseek_v3": ("DeepseekV3", {**SMALL, **LATENT, **EXPERTS, **GROUPS, "num_key_value_heads": 4}),
+    "gemma4": (
+        "Gemma4Text",
+        {**GQA, **PER_LAYER, "head_dim": 8, "sliding_window": 9, "layer_types": [*MIXED[:1], *MIXED[:2]]},
+    ),
+    "glm4": ("Glm4", {**GQA, "head_dim": 8}),
+    "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 1, 0]}),
+    "nemotron": ("Nemotron", {**GQA, "head_dim": 8}),
+    "aria": ("AriaText", {**GQA, "intermediate_size": 16, "moe_num_experts": 4, "moe_topk": 2}),
+    "dbrx": (
+        "Dbrx",
+        {
+            "vocab_size": VOCAB,
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 3,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {**GQA, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "mamba_n_heads": 8},
+    ),
+    "hunyuan_moe": ("HunYuanMoEV1", {**GQA, "head_dim": 8, "num_experts": 4, "moe_topk": 2}),
     "olmo2": ("Olmo2", GQA),
     "exaone4": ("Exaone4", {**GQA, "sliding_window": 9, "layer_types": MIXED}),
     "doge": ("Doge", {**GQA, "sliding_window": 9}),
@@ -85,7 +115,7 @@ def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
     config = getattr(hf, f"{name}Config")(**{**arguments, **changes})
     config._attn_implementation = "eager" if name == "Gemma2" else attention  # sdpa has no softcap for the scores
     torch.manual_seed(0)
-    kind = {"Gemma3Text": "Gemma3"}.get(name, name)
+    kind = name.removesuffix("Text") if name.startswith("Gemma") else name
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(hf, kind + head)(config).eval()
     with torch.no_grad():
@@ -101,6 +131,16 @@ def tiny(family: str, attention: str = "sdpa", random_weights: bool = False, **c
     if not random_weights:
         model.load_state_dict(_weights(family))
     return model
+
+
+def tiny_with_images() -> PreTrainedModel:
+    """A model of images and text."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, "model_type": "pixtral", "head_dim": 16, "image_size": 64, "patch_size": 16}
+    text = {**SMALL, **sizes, "model_type": "mistral", "num_key_value_heads": 1, "head_dim": 16}
+    config = hf.Mistral3Config(text_config=text, vision_config=vision, image_token_id=100)
+    torch.manual_seed(0)
+    return hf.Mistral3ForConditionalGeneration(config).eval()
 
 
 def random_medusa(lm: CausalLM, seed: int) -> PublishedHead:

@@ -7,6 +7,7 @@ import torch
 from transformers import StoppingCriteriaList, StopStringCriteria
 
 import foretoken
+import models_zoo
 import tiny
 
 NGRAM = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
@@ -108,6 +109,16 @@ def test_prompts_that_are_no_token_ids_are_refused(models, pair):
     pair["attention_mask"][1] = 0
     with pytest.raises(foretoken.ForetokenError, match="Row 1 of input_ids has no token"):
         target.generate(**pair, **asked)
+
+
+def test_images_are_never_left_out_in_silence():
+    model = models_zoo.tiny_with_images()
+    text = {"input_ids": torch.tensor([[1, 2, *[100] * 4, 3]]), "max_new_tokens": 4}
+    image = {"pixel_values": torch.ones(1, 3, 64, 64), "image_sizes": torch.tensor([[64, 64]])}
+    with pytest.raises(foretoken.ForetokenError, match="leave images and sound out"):
+        model.generate(**text, **image, do_sample=False, **NGRAM)
+    ids = model.generate(**text, do_sample=False)
+    assert torch.equal(model.generate(**text, do_sample=False, **NGRAM), ids)
 
 
 class Prefix:

@@ -309,3 +309,15 @@ def test_tokenizers_are_those_of_transformers(tmp_path: Path, named: str | None,
     assert got("the cat sat")["input_ids"] == wanted("the cat sat")["input_ids"]
     assert got.special_tokens_map == wanted.special_tokens_map
     assert got.chat_template == wanted.chat_template
+
+
+def test_a_tokenizer_is_loaded_whatever_layers_the_model_has(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """What transformers demands of the entries of every configuration does not hold for all of its classes."""
+    save_folder(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    kinds = ["of another kind"] * config["num_hidden_layers"]
+    for entries in ({"layer_types": kinds}, {"layer_types": None, "rope_scaling": {"rope_type": "default"}}):
+        change_config(tmp_path / "model", **entries)
+        assert load_tokenizer(str(tmp_path / "model"))("the cat sat")["input_ids"]
+    assert not recwarn.list

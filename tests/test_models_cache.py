@@ -12,7 +12,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.layout import layout
 from leaks import leak
-from models_zoo import FAMILIES, MIXED, TOLERANCE, VOCAB, assert_close, check_random_steps, plain, text, tiny
+from models_zoo import FAMILIES, MIXED, PECULIAR, TOLERANCE, VOCAB, assert_close, check_random_steps, plain, text, tiny
 
 CASES = [(family, kind) for family in FAMILIES for kind in ("sdpa", "eager") if (family, kind) != ("gemma2", "sdpa")]
 
@@ -33,6 +33,12 @@ def test_trees_equal_plain_forwards_in_bfloat16(family: str, attention: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ragged_batch_equals_each_row_alone(family: str) -> None:
     check_random_steps(tiny(family), seed=3, steps=8, batch=4)
+
+
+@pytest.mark.parametrize("family", PECULIAR)
+def test_ragged_batches_of_families_with_a_peculiarity(family: str) -> None:
+    """Experts, latent attention, layers without positions, a hybrid class whose layers all are attention."""
+    check_random_steps(tiny(family, "eager"), seed=4, steps=5, batch=3)
 
 
 def test_batch_of_equal_rows_equals_each_row_alone() -> None:

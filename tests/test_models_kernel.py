@@ -237,6 +237,18 @@ def test_a_layer_whose_weight_the_model_reads_is_not_packed(dtype: torch.dtype) 
     check_random_steps(model, seed=8, steps=3, dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_layer_whose_dtype_the_model_reads_is_packed(dtype: torch.dtype) -> None:
+    """Hunyuan's router asks which dtype its layer has before it calls it."""
+    model = tiny("hunyuan_moe")
+    nn.Module.to(model, dtype)
+    before = plain(model, [1, 2, 3])
+    pack(model)
+    assert not any(type(m) is nn.Linear for m in model.modules())
+    assert_close(plain(model, [1, 2, 3]), before, dtype)
+    check_random_steps(model, seed=9, steps=3, dtype=dtype)
+
+
 def test_a_wrong_product_is_seen() -> None:
     """The comparison fails where the rotation goes the wrong way."""
     model = tiny("llama", random_weights=True, head_dim=16)

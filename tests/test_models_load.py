@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import foretoken
 from foretoken.core.errors import ForetokenError
 from foretoken.models.load import choose_device, load_frozen, load_model
-from models_zoo import change_config, plain, tiny
+from models_zoo import assert_close, change_config, plain, tiny, tiny_with_images
 
 MODELS = Path(__file__).parent.parent / "models"
 CPU = torch.device("cpu")
@@ -69,6 +69,18 @@ def test_weights_that_do_not_fit(
         change_weights(folder, change)
     with pytest.raises(ForetokenError, match=says):
         load_model(str(folder), CPU, torch.float32)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_model_for_images_continues_text(tmp_path: Path) -> None:
+    """Transformers has another class for it than for models of text; its state is keys and values all the same."""
+    model = tiny_with_images()
+    model.save_pretrained(tmp_path)
+    rows = load_model(str(tmp_path), CPU, torch.float32).open(1, 20)
+    rows.extend(rows.join(), [1, 2, 3])
+    (logits,) = rows.score([[4, 5, 6]], [[-1, -1, 1]])
+    assert_close(logits[2], plain(model, [1, 2, 3, 5, 6]), torch.float32)
+    assert load_model(str(tmp_path), CPU, quantise="q8_0").quantised
 
 
 def test_a_device_without_memory() -> None:

@@ -17,6 +17,7 @@ from raising import raising
 SMALL: dict[str, Any] = {"vocab_size": 101, "hidden_size": 32}
 SIZES = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GEMMA = {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16}
+LLAMA4 = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 LOCAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
@@ -25,7 +26,8 @@ LOCAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local
 def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
     kind, head = name.split("-")
     torch.manual_seed(0)
-    return getattr(hf, kind + head)(getattr(hf, f"{kind}Config")(**arguments)).eval()
+    config = f"{kind}TextConfig" if kind == "Llama4" else f"{kind}Config"
+    return getattr(hf, kind + head)(getattr(hf, config)(**arguments)).eval()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,9 @@ def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
             {**SIZES, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]},
             "Lfm2.*conv",
         ),
+        ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": None}, "Llama4.*chunked_attention layers, .* token tree"),
+        ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": ["full_attention"] * 2}, "Llama4.*slots"),
+        ("MegatronBert-ForCausalLM", {**SIZES, "is_decoder": True}, "MegatronBert.* EncoderDecoderCache"),
         ("Bloom-ForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}, "Bloom.*position_ids"),
         ("Falcon-ForCausalLM", {**SIZES, "alibi": True}, "Falcon.*ALiBi"),
         ("GPTNeo-ForCausalLM", {**SMALL, **LOCAL}, "GPTNeo.*local"),

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 import torch
 from huggingface_hub import constants
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BioGptConfig, BioGptForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import gguf_zoo
 import tiny
@@ -19,6 +19,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.models import quantised
 from foretoken.models.identity import fingerprint
 from foretoken.models.load import load_model
+from foretoken.models.panels import PackedLinear
 from gguf_zoo import save_folder
 from raising import raising
 from serving import wait_until
@@ -57,6 +58,15 @@ def gpt2(folder: Path) -> None:
 
 def narrow(folder: Path) -> None:
     tiny.llama(0, hidden=40).save_pretrained(folder)
+
+
+def test_a_tied_lm_head_of_another_name_is_packed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BioGptForCausalLM(BioGptConfig(vocab_size=101, tie_word_embeddings=True, **sizes))
+    model.save_pretrained(tmp_path)
+    for _ in range(2):  # the second start reads what the first one kept
+        lm = load_model(str(tmp_path), CPU, quantise="q8_0")
+        assert isinstance(lm.weights.get_output_embeddings(), PackedLinear)
 
 
 @pytest.mark.parametrize("made", [gpt2, narrow])

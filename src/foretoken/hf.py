@@ -53,14 +53,20 @@ def custom_generate(
     model_kwargs: only `attention_mask` is used [b, t].
 
     Raises ForetokenError for beams, several sequences per prompt, prompt_lookup_num_tokens, penalty_alpha,
-    dola_layers, inputs_embeds, prompt and prefix tuning, scores and other extra outputs, and processors that keep
-    state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass the
-    `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this function is called:
-    pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
+    dola_layers, inputs_embeds, images and sound, prompt and prefix tuning, scores and other extra outputs, and
+    processors that keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither
+    does it pass the `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this
+    function is called: pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
     """
     _refuse(generation_config, logits_processor or ())
     if model_kwargs.get("inputs_embeds") is not None:
         raise ForetokenError("Foretoken decodes from token ids: leave inputs_embeds out.")
+    others = [name for name, value in model_kwargs.items() if name != "attention_mask" and _is_encoded(value)]
+    if others:
+        raise ForetokenError(
+            f"Foretoken reads token ids alone, and generate was given {', '.join(others)}: leave images and sound out, "
+            "or leave custom_generate out."
+        )
     if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
         raise ForetokenError(
             f"The inputs of {type(model).__name__} are prepared by another object, as with peft's prompt and prefix "
@@ -120,6 +126,11 @@ def _refuse(config: Any, processors: Any) -> None:
     for processor in processors:
         if type(processor).__name__ in STATEFUL:
             raise ForetokenError(f"{type(processor).__name__} keeps state between calls, so it cannot run on a tree.")
+
+
+def _is_encoded(value: Any) -> bool:
+    """Whether a `value` among the inputs of a model stands for images or sound: numbers, or outputs of encoders."""
+    return bool(value) if isinstance(value, dict) else isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _of_row(

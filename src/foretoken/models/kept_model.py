@@ -175,8 +175,8 @@ def filled(model: M, weights: Weights) -> M:
             values = tensor if own else tensor.to(dtype)
             computed = part in dict(module.named_buffers(recurse=False))
             setattr(module, part, values if computed else nn.Parameter(values, requires_grad=False))
-    if model.config.tie_word_embeddings and "lm_head.weight" not in weights:
-        head: Any = model.get_output_embeddings()
+    head: Any = model.get_output_embeddings()
+    if model.config.tie_word_embeddings and "lm_head.weight" not in weights and not isinstance(head, PackedLinear):
         head.weight = model.get_input_embeddings().weight
     return model
 
@@ -196,12 +196,20 @@ def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtyp
     generation: the configuration of its generation.
     dtype: its dtype.
     """
-    from transformers import AutoModelForCausalLM  # takes seconds
-
     with making, _no_parameters():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = auto_class(config).from_config(config, dtype=dtype)
     model.generation_config = generation
     return model
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' class that makes the model with a `config`: that of models of text, where one has it."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # takes seconds
+    from transformers.models.auto import modeling_auto as known
+
+    with_images = config.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    for_text = config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForImageTextToText if with_images and not for_text else AutoModelForCausalLM
 
 
 @contextmanager

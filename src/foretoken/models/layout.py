@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+)
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
@@ -66,7 +72,7 @@ def layout(model: HFModel) -> Layout:
     if getattr(getattr(out, "logits", None), "ndim", 0) != 3:
         raise ForetokenError(f"{kind} gives no logits per token: load the model by AutoModelForCausalLM.")
     cache = getattr(out, "past_key_values", None)
-    if not isinstance(cache, Cache):
+    if not isinstance(cache, Cache) or isinstance(cache, EncoderDecoderCache):
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
     planes = tuple(planes_kept(layer, kind) for layer in cache.layers)
     context, hard = _context(model, config)
@@ -76,12 +82,19 @@ def layout(model: HFModel) -> Layout:
 def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
     """Return `Layout.windows`. Raises ForetokenError for layers that no token tree can be scored with."""
     kind = type(model).__name__
-    if getattr(model, "_is_stateful", False):
-        raise ForetokenError(f"{kind} keeps a recurrent state that cannot be rolled back: use a pure attention model.")
     window = getattr(config, "sliding_window", None)
-    types = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]) - {"moe", "mlp"}
-    for other in sorted(types - {FULL, SLIDING}):
-        raise ForetokenError(f"{kind} has {other} layers, whose state cannot be rolled back: use full attention.")
+    named = set(getattr(config, "layer_types", None) or ()) - {"moe", "mlp"}
+    types = named or {FULL if window is None else SLIDING}
+    others = sorted(types - {FULL, SLIDING})
+    if getattr(model, "_is_stateful", False) and (others or not named):  # some sizes of Granite 4 have attention alone
+        raise ForetokenError(f"{kind} keeps a recurrent state that cannot be rolled back: use a pure attention model.")
+    if others:
+        raise ForetokenError(
+            f"{kind} has {others[0]} layers, which cannot follow a token tree: use a model whose layers all have full "
+            "or sliding attention."
+        )
+    if getattr(config, "attn_temperature_tuning", False):  # Llama 4 counts slots, not positions
+        raise ForetokenError(f"{kind} scales attention by the number of slots, which cannot follow a tree.")
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo counts slots, not positions
         raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
     if not _masks_by_windows(model):

@@ -20,7 +20,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import CONFIG, check_weights
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
+from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
@@ -30,6 +30,7 @@ from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
 EMBEDDING = "model.embed_tokens.weight"  # in the models that our kernel runs
+NAMED = ("model_type", "model_name", "_name_or_path")  # the entries of a configuration that choose a tokenizer's class
 BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 
 
@@ -277,17 +278,17 @@ def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) 
     frequencies that are computed today, parts for other uses). But those of further layers are refused, since only a
     wrong configuration leaves them out.
     """
-    from transformers import AutoModelForCausalLM  # takes seconds
+    from transformers import AutoConfig  # takes seconds
 
+    where = {"local_files_only": Path(source).is_dir(), "trust_remote_code": trust_remote_code}
     try:
         with making:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto_class(AutoConfig.from_pretrained(source, **where)).from_pretrained(
                 source,
                 dtype=dtype,
-                local_files_only=Path(source).is_dir(),
-                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with their names
+                **where,
             )
     except Exception as error:  # weights and configurations fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a causal language model from {source}: {_first_line(error)}") from error
@@ -361,9 +362,10 @@ def _config_of_any_class(source: str) -> PreTrainedConfig | None:
     """
     try:
         named = json.loads((Path(source) / "tokenizer_config.json").read_text())["tokenizer_class"]
-        entries = json.loads((Path(source) / CONFIG).read_text())
-        return Settings(entries, entries) if isinstance(named, str) else None
-    except (OSError, ValueError, KeyError, TypeError):  # transformers will say what is wrong
+        entries = json.loads((Path(source) / CONFIG).read_text()).items()
+        read = {name: value for name, value in entries if name in NAMED}  # more would be validated
+        return Settings(read, read) if isinstance(named, str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers will say what is wrong
         return None
 
 

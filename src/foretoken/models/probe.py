@@ -42,8 +42,16 @@ if TYPE_CHECKING:
     from foretoken.models.rows import Rows
 
 LENGTH = 4  # tokens of the text a b c d
-# Settings of models in which other tokens of a forward take part in how a token is computed: LEAK is allowed there.
-MIXING = ("num_local_experts", "num_experts", "n_routed_experts", "quantization_config")
+# Settings of models in which other tokens of a forward take part in how a token is computed (ffn_config: DBRX's
+# experts): LEAK is allowed there.
+MIXING = (
+    "num_local_experts",
+    "num_experts",
+    "moe_num_experts",
+    "n_routed_experts",
+    "ffn_config",
+    "quantization_config",
+)
 LEAK = 0.02  # share of a visible token's influence that an invisible one may have
 PATH = {True: 0.01, False: 0.5}  # share of it by which tree and path may differ: in float32 (True), and else
 NOISE = 4.0  # how many times the model's own rounding a difference may be
