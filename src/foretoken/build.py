@@ -182,7 +182,7 @@ def load(
         if path is not None and not isinstance(path, str):
             raise ForetokenError(f"{what} is {path!r}: give the path of a file.")
     max_batch = count("max_batch", max_batch)
-    Recipe(method=method)  # which refuses a name that is not known
+    Recipe(method=method)  # refuses a name that is not known
     check_choice("compile", compile, COMPILE)
     check_quantise(quantise, target)
 
@@ -191,7 +191,7 @@ def load(
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
-    recipe = Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)
+    Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)  # so do these
     check_store(drafter, suffix_store)
     first, drafter = in_a_row(drafter)
     kind = _kind(drafter)
@@ -212,11 +212,15 @@ def load(
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     elif vocab is not None:
         raise _no_vocab(vocab, drafter, kind)
-    recipe = replace(recipe, tree=tree or usual_tree(kind, method), vocab=kind if kind in VOCABS else None)
+
+    def recipe_of(kind: str) -> Recipe:
+        usual = tree or usual_tree(kind, method)
+        return Recipe(usual, verifier, kind if kind in VOCABS else None, draft_probability, law, method)
+
     if drafter == AUTO:  # the loaded target decides between these two, where both are possible
-        kind = first_taken({each: replace(recipe, tree=tree or usual_tree(each, method)) for each in (OWN, NGRAM)})
+        kind = first_taken({each: recipe_of(each) for each in (OWN, NGRAM)})
     else:
-        check_ahead(recipe, kind, _named(drafter or NO_DRAFTER))
+        check_ahead(recipe_of(kind), kind, _named(drafter or NO_DRAFTER))
 
     # The models.
     def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
@@ -231,7 +235,7 @@ def load(
             kind = NGRAM
         # Two in a row need the measured costs of method auto; a profile, bench and tune are for one drafter.
         first = NGRAM if kind == OWN and method == AUTO and tuned is None else None
-        recipe = replace(recipe, tree=tree or usual_tree(kind, method))
+    recipe = recipe_of(kind)
     policy, _, _ = settled(recipe, kind)
     lm = None
     if kind == MTP:
