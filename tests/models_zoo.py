@@ -39,6 +39,12 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
 }
 GQA = {**SMALL, "num_key_value_heads": 2}
+MULTIPLIERS = {  # of Granite
+    "residual_multiplier": 0.22,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 0.75,
+    "attention_multiplier": 0.3,
+}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +53,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_sliding": ("Qwen2", {**GQA, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {**GQA, "head_dim": 16}),
     "mistral": ("Mistral", {**GQA, "sliding_window": 9}),
+    "gemma": ("Gemma", {**GQA, "head_dim": 8}),
     "gemma2": ("Gemma2", {**GQA, "head_dim": 8, "sliding_window": 9, "layer_types": MIXED}),
     "gemma3": ("Gemma3Text", {**GQA, "head_dim": 8, "sliding_window": 9, "layer_types": MIXED}),
     "phi3": ("Phi3", {**SMALL, "head_dim": 16, "intermediate_size": 64, "sliding_window": 9}),
@@ -58,7 +65,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2_sliding": ("Starcoder2", {**GQA, "sliding_window": 9}),
     "cohere": ("Cohere", {**GQA, "logit_scale": 0.5}),
     "cohere2": ("Cohere2", {**GQA, "sliding_window": 9, "layer_types": MIXED}),
-    "granite": ("Granite", GQA),
+    "granite": ("Granite", {**GQA, **MULTIPLIERS}),
 }
 HEADS = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "head_dim": 8}
 LATENT = {**HEADS, "q_lora_rank": 16, "kv_lora_rank": 16}
@@ -77,6 +84,8 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("Glm4", {**GQA, "head_dim": 8}),
     "smollm3": ("SmolLM3", {**GQA, "no_rope_layers": [1, 1, 0]}),
+    "seed_oss": ("SeedOss", {**GQA, "head_dim": 8}),
+    "ministral": ("Ministral", {**GQA, "head_dim": 8, "sliding_window": 9, "layer_types": MIXED}),
     "nemotron": ("Nemotron", {**GQA, "head_dim": 8}),
     "aria": ("AriaText", {**GQA, "intermediate_size": 16, "moe_num_experts": 4, "moe_topk": 2}),
     "dbrx": (
@@ -94,6 +103,18 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "moshi": ("Moshi", {**SMALL, "ffn_dim": 48, "audio_vocab_size": 50, "sliding_window": 9}),
     "olmoe": ("Olmoe", {**SMALL, "num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9}),
     "granite_hybrid": (
+        "GraniteMoeHybrid",
+        {
+            **GQA,
+            **MULTIPLIERS,
+            "shared_intermediate_size": 64,
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 8,
+        },
+    ),
+    "granite_experts": (
         "GraniteMoeHybrid",
         {**GQA, "layer_types": ["full_attention"] * 3, "position_embedding_type": "rope", "mamba_n_heads": 8},
     ),

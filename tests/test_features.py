@@ -68,7 +68,7 @@ def test_generic(family: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3)])
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), ("qwen2_sliding", 3), ("qwen3", 3), ("granite", 3)])
 def test_kernel(family: str, batch: int, dtype: torch.dtype) -> None:
     packed, model, exact = [tiny(family, random_weights=True, head_dim=16) for _ in range(3)]
     for each in (packed, model, exact):

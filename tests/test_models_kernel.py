@@ -42,7 +42,13 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {}),
     ("mistral", {}),
     ("phi3", {}),
+    ("gemma", {}),
     ("gemma3", {}),
+    ("smollm3", {}),
+    ("seed_oss", {}),
+    ("ministral", {}),
+    ("granite", {}),
+    ("granite_hybrid", {}),
 ]
 CHANGED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -59,7 +65,7 @@ def random_model(family: str, changes: dict[str, Any]) -> PreTrainedModel:
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            about_0 = "bias" in name or family == "gemma3"  # whose norms multiply by 1 more
+            about_0 = "bias" in name or family.startswith("gemma")  # whose norms multiply by 1 more
             nn.init.normal_(parameter, mean=0.0 if about_0 else 1.0, std=0.2)
     return model
 

@@ -66,21 +66,26 @@ class DecoderLayer(NamedTuple):
 
 
 def read_layer(layer: Any, dim: int) -> DecoderLayer:
-    """Return the weights of a decoder layer that has the modules of Llama, Phi-3 or Gemma 3.
+    """Return the weights of a decoder layer that has the modules of Llama, Phi-3, Gemma 3 or Granite 4.
 
     layer: the module, its linear layers packed; its input_layernorm may be None.
     dim: the width of an attention head.
     """
-    attention, mlp = layer.self_attn, layer.mlp
-    before = layer.input_layernorm
+    attention, before = layer.self_attn, layer.input_layernorm
     if hasattr(attention, "qkv_proj"):  # Phi-3
-        of_q, of_k, width = attention.o_proj.in_features, attention.num_key_value_heads * dim, mlp.down_proj.in_features
+        of_q, of_k = attention.o_proj.in_features, attention.num_key_value_heads * dim
         q = Matrix(attention.qkv_proj, of_q)
         k, v = [Matrix(attention.qkv_proj, of_k, first) for first in (of_q, of_q + of_k)]
-        gate, up = [Matrix(mlp.gate_up_proj, width, first) for first in (0, width)]
     else:
         q, k, v = [_whole(x) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        gate, up = _whole(mlp.gate_proj), _whole(mlp.up_proj)
+    if hasattr(layer, "shared_mlp"):  # Granite 4
+        both, down = layer.shared_mlp.input_linear, layer.shared_mlp.output_linear
+    else:
+        both, down = getattr(layer.mlp, "gate_up_proj", None), layer.mlp.down_proj
+    if both is None:
+        gate, up = _whole(layer.mlp.gate_proj), _whole(layer.mlp.up_proj)
+    else:  # Phi-3 and Granite 4: one behind the other
+        gate, up = [Matrix(both, down.in_features, first) for first in (0, down.in_features)]
     norms, after = layer.post_attention_layernorm, np.zeros((0, len(layer.post_attention_layernorm.weight)), np.float32)
     if hasattr(layer, "post_feedforward_layernorm"):  # Gemma 3
         norms = layer.pre_feedforward_layernorm
@@ -89,7 +94,7 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
     if hasattr(attention, "q_norm"):  # each query and key head by itself
         head_norms = np.stack([norm_weight(attention.q_norm), norm_weight(attention.k_norm)])
     return DecoderLayer(
-        q, k, v, _whole(attention.o_proj), gate, up, _whole(mlp.down_proj),
+        q, k, v, _whole(attention.o_proj), gate, up, _whole(down),
         None if before is None else norm_weight(before), norm_weight(norms), after, head_norms,
     )  # fmt: skip
 
@@ -116,8 +121,8 @@ def array(parameter: Tensor) -> np.ndarray:
 
 
 def _is_of_gemma(norm: Any) -> bool:
-    """Whether a norm is Gemma 3's, which multiplies by 1 + weight. Its class is not imported for models without it."""
-    return type(norm).__name__ == "Gemma3RMSNorm"
+    """Whether a norm is Gemma's, which multiplies by 1 + weight. Its class is not imported for models without it."""
+    return type(norm).__name__ in ("GemmaRMSNorm", "Gemma3RMSNorm")
 
 
 def _whole(linear: PanelLinear) -> Matrix:

@@ -38,6 +38,7 @@ class KernelLayers:
     linears, arrays: the modules and arrays of which `records` holds addresses, kept here so that their memory stays.
     paired: whether new caches are in bfloat16.
     kinds: the names of the different kinds of layers; layers of one kind have the same masks and angles.
+    rotated: per layer whether queries and keys are rotated; where they are not, all angles are 0.
     threads: chooses how many threads a forward runs in.
     """
 
@@ -50,7 +51,7 @@ class KernelLayers:
 
     def __init__(
         self, layers: Sequence[Any], dim: int, scale: float, eps: float, angles: Angles, kinds: Sequence[str | None],
-        curve: tuple[float, float] = SILU,
+        curve: tuple[float, float] = SILU, rotated: Sequence[bool] = (),
     ) -> None:  # fmt: skip
         """Read the weights of some layers. Subclasses set head, embedding and vocab_size; draft heads also the others.
 
@@ -61,6 +62,7 @@ class KernelLayers:
         angles: the rotary angles by number of positions and kind of layer.
         kinds: per layer the name of its kind; None where a model has but one.
         curve: the MLPs' activation, SILU or GELU of kernel/sizes.py.
+        rotated: per layer whether queries and keys are rotated by their positions; empty where all layers rotate them.
         """
         from foretoken.kernel.layer import LAYER
 
@@ -71,7 +73,7 @@ class KernelLayers:
         wide = -(-width // LANES) * LANES
         self.linears = [matrix.linear for layer in read for matrix in layer.matrices]
         self.paired = all(linear.form == DOTTED for linear in self.linears)
-        self.kinds = list(dict.fromkeys(kinds))
+        self.kinds, self.rotated = list(dict.fromkeys(kinds)), rotated or [True] * len(layers)
         self.records = t = np.zeros(len(read), LAYER)
         t["query_heads"], t["key_heads"], t["dim"] = first.q.out_features // dim, self.key_heads, dim
         t["width"], t["wide"], t["kind"] = width, wide, [self.kinds.index(kind) for kind in kinds]
@@ -122,7 +124,8 @@ class KernelSlots(Slots):
     layers: the weights.
     keys, values: those of every layer [layers, batch, ...], laid out as in kernel/attention.py.
     paired: whether they are bfloat16, two in a word of 32 bits, else float32.
-    cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim].
+    cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim]; one more kind, the last,
+        where some layers do not rotate.
     model: weights and cache together, as compiled functions take them.
     """
 
@@ -150,13 +153,16 @@ class KernelSlots(Slots):
         numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
         angles = [layers.angles(slots, kind) for kind in layers.kinds]
+        if not all(layers.rotated):  # angles of 0
+            angles.append((torch.ones(slots, layers.dim), torch.zeros(slots, layers.dim)))
         self.cos, self.sin = [torch.stack(part).numpy() for part in zip(*angles, strict=True)]
         records = layers.records.copy()
         records["paired"], records["panels"], records["positions_known"] = self.paired, self.keys.shape[3], slots
         for name, parts in {"keys": self.keys, "values": self.values}.items():
             records[name] = [part.ctypes.data for part in parts]
         for name, parts in {"cos": self.cos, "sin": self.sin}.items():
-            records[name] = [parts[kind].ctypes.data for kind in records["kind"]]
+            places = [kind if turns else -1 for kind, turns in zip(records["kind"], layers.rotated, strict=True)]
+            records[name] = [parts[place].ctypes.data for place in places]
         self.model = Model(records, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps)
         self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 

@@ -26,19 +26,24 @@ from foretoken.models.skeleton import Skeleton
 # The known classes of transformers, by name, since importing them all takes time.
 FAMILY = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
-    "Gemma3ForCausalLM",
+    "GemmaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM", "MinistralForCausalLM", "SeedOssForCausalLM",
+    "GraniteForCausalLM", "GraniteMoeHybridForCausalLM",
 )  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
-# Settings of Gemma's family that the kernel does not have.
-NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+# Settings of Gemma's and Granite's families that the kernel does not have.
+NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "num_local_experts")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # rotary scalings that do not depend on the length of the text
 
 
 class LlamaKernel(KernelLayers):
     """The weights of one language model in the form that the kernel reads; shared by all batches.
 
+    Granite multiplies what a layer adds to the residual stream by a number r, and divides the logits by another one.
+    Here the stream is kept divided by r, which the norms do not see, and the last norm's weight divided by the other.
+
     output: the LM head. screen: its 4-bit copy, where `screen_head` made one.
+    residual, divisor: Granite's two numbers, 1 in other models.
     """
 
     execution = "kernel"
@@ -55,14 +60,21 @@ class LlamaKernel(KernelLayers):
         def angles(count: int, kind: str | None) -> tuple[Tensor, Tensor]:
             return rotary_of(inner.rotary_emb, kind).angles(torch.arange(count))
 
-        eps, curve = norm_eps(inner.norm), CURVES[activation_of(config)]
-        super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve)
-        self.embedding = table_of(inner.embed_tokens)
+        self.residual: float = getattr(config, "residual_multiplier", 1.0)
+        self.divisor: float = getattr(config, "logits_scaling", 1.0)
+        eps, curve = norm_eps(inner.norm) / self.residual**2, CURVES[activation_of(config)]
+        rotated = [
+            bool(turns) for turns in getattr(config, "no_rope_layers", None) or [True] * len(layers)
+        ]  # SmolLM3's
+        super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve, rotated)
+        table = table_of(inner.embed_tokens)
+        factor = table.factor * np.float32(getattr(config, "embedding_multiplier", 1.0) / self.residual)
+        self.embedding = table._replace(factor=factor)
         last: Any = model.get_output_embeddings()
         self.output: PanelLinear = last  # kept here: the address below points into its panels
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
-        norm, one = norm_weight(inner.norm), np.float32(1)
+        norm, one = norm_weight(inner.norm) / np.float32(self.divisor), np.float32(1)
         self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, 0, bias, NO_IDS)
 
     def screen_head(self) -> None:
@@ -124,6 +136,7 @@ class KernelRows(KernelSlots):
 
         check_known(tokens, self.layers.embedding)
         k, m = self.layers, len(tokens)
+        assert isinstance(k, LlamaKernel)
         asked = () if features is None else features.distinct
         layers = np.array([len(k.records) if layer == FINAL else layer for layer in asked], np.int64)
         wanted = Wanted(layers, np.empty((len(layers), m, k.embedding.width), np.float32))
@@ -133,6 +146,9 @@ class KernelRows(KernelSlots):
         with k.threads.forward(torch.get_num_threads(), m) as run:
             finite = score(self.model, tokens, nodes, factor, wanted, out, run.threads)
         if features is not None:
+            if k.residual != 1 or k.divisor != 1:
+                scales = [k.divisor if layer == FINAL else k.residual for layer in asked]
+                wanted.states[:] *= np.array(scales, np.float32)[:, None, None]
             features.keep(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
         return torch.from_numpy(out) if finite else None
 
@@ -193,6 +209,10 @@ def is_plain(model: HFModel) -> bool:
         if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # by adapters, hooks, offloading
             return False
     inner: Any = model.model
+    if inner.rotary_emb is None or any(
+        layer.self_attn is None for layer in inner.layers
+    ):  # Granite 4 with Mamba layers
+        return False
     sizes = {2 * values.numel() for name, values in inner.rotary_emb.named_buffers() if name.endswith("inv_freq")}
     return sizes == {inner.layers[0].self_attn.head_dim}
 
