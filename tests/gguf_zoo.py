@@ -119,6 +119,16 @@ def save(
     if rotary["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rotary["factor"])
+    if rotary["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rotary["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rotary["original_max_position_embeddings"])
+    if rotary["rope_type"] == "longrope":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(rotary["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rotary["attention_factor"])
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rotary[f"{length}_factor"], np.float32))
     if rotary["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(rotary, config.hidden_size // config.num_attention_heads))
     if hasattr(config, "head_dim"):

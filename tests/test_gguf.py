@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,6 +22,7 @@ from foretoken.gguf.reader import open_gguf
 from foretoken.gguf.stored import Stored, in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight
 from foretoken.kernel.packing import pack
+from foretoken.models.load import load_model
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 
@@ -154,14 +156,66 @@ def test_cut_off_files_are_refused(tmp_path: Path, share: float):
         write_folder(tmp_path / "model.gguf", tmp_path / "folder")
 
 
-@pytest.mark.parametrize("rotary", ["linear", "llama3"])
+PLAIN = {"rope_theta": 50_000.0, "factor": 8.0}
+SCALED: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear"} | PLAIN,
+    "yarn": {"rope_type": "yarn", "original_max_position_embeddings": 8} | PLAIN,
+    **{
+        f"llama3 from {context}": {
+            "rope_type": "llama3",
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": context,
+        }
+        | PLAIN
+        for context in (64, 1000, 8192)
+    },
+}
+
+
+@pytest.mark.parametrize("rotary", SCALED)
 def test_scaled_rotary_positions(tmp_path: Path, rotary: str):
-    parameters = {"rope_type": rotary, "rope_theta": 50_000.0, "factor": 8.0}
-    if rotary == "llama3":
-        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    parameters = SCALED[rotary]
     made = gguf_zoo.model("llama", rope_parameters=parameters)
     gguf_zoo.save(made, "llama", tmp_path / "model.gguf")
     assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
+
+
+def test_what_a_file_says_of_yarn(tmp_path: Path):
+    """Without a context before scaling it is that of the model, as in llama.cpp."""
+    keys = {"type": "yarn", "factor": 4.0, "yarn_attn_factor": 0.9, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}
+    more: dict[str, Any] = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
+    gguf_zoo.save(gguf_zoo.model("llama"), "llama", tmp_path / "model.gguf", **more)
+    assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.9,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    }
+
+
+def test_longrope(tmp_path: Path):
+    """Scores are the model's, in its context before scaling, to which it keeps."""
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 32,
+        "attention_factor": 1.25,
+        "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    }
+    made = gguf_zoo.model("phi3", rope_parameters=parameters, original_max_position_embeddings=32)
+    gguf_zoo.save(made, "phi3", tmp_path / "model.gguf", **{"phi3.rope.dimension_count": 12})
+    assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
+    lm = load_model(str(tmp_path / "model.gguf"), torch.device("cpu"), torch.float32)
+    assert lm.context == 32
+    ids = torch.arange(100, 132)[None]
+    with torch.no_grad():
+        assert torch.allclose(lm.model(ids).logits, made(ids).logits, atol=1e-5)
 
 
 def test_text_of_a_tokenizer_with_a_space_prefix(tmp_path: Path):

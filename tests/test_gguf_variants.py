@@ -223,7 +223,8 @@ NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
     "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model: join them with"),
     "parts": (partial(saved, **{"split.count": "two"}), "model.gguf as a GGUF file"),
-    "rotary": (partial(saved, **{"llama.rope.scaling.type": "yarn"}), r"scales its rotary positions \(yarn\)"),
+    "rotary": (partial(saved, **{"llama.rope.scaling.type": "dynamic"}), r"scales its rotary positions \(dynamic\)"),
+    "no factors": (partial(saved, **{"llama.rope.scaling.type": "longrope"}), r"scales its rotary .* \(longrope\)"),
     "types": (partial(saved, **{"tokenizer.ggml.token_type": [1] * 304}), "has 305 tokens and the types of 304"),
     "words": (partial(saved, vocabulary=partial(gguf_zoo.byte_level, words="other")), r"in a way \(other\)"),
     "order": (

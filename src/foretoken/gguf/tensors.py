@@ -11,7 +11,8 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
 
 CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and a few times as much inside the library
-FREQUENCIES = "rope_freqs.weight"  # a tensor that is no weight: config.py reads it
+# Tensors that are no weights, but what rotary frequencies are divided by: config.py reads them.
+FREQUENCIES, LONG, SHORT = OF_ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
@@ -127,7 +128,7 @@ class Weight:
 
 
 def gguf_weights(reader: Reader) -> list[Weight]:
-    """Return all weights of the file in `reader`, without its table of rotary frequencies.
+    """Return all weights of the file in `reader`, without its tables of rotary frequencies.
 
     Raises ForetokenError for a tensor that the file's architecture does not have, or whose type the library `gguf`
     cannot read.
@@ -145,7 +146,7 @@ def gguf_weights(reader: Reader) -> list[Weight]:
                 "file of this model."
             ) from error
     for tensor in reader.tensors:
-        if tensor.name == FREQUENCIES:
+        if tensor.name in OF_ROTARY:
             continue
         part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
         shape = tuple(int(n) for n in reversed(tensor.shape))
