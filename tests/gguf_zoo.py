@@ -227,7 +227,7 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    if words != "llama-bpe":
+    if words not in ("llama-bpe", "tekken"):
         writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 

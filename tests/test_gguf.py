@@ -102,7 +102,7 @@ def test_a_matrix_that_is_laid_out_in_parts_is_the_same(tmp_path: Path, monkeypa
     assert np.array_equal(np.concatenate(parts), pack("q8_0", head.raw()))
 
 
-@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe"])
+@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe", "tekken"])
 def test_byte_level_tokens(tmp_path: Path, words: str):
     vocabulary = partial(gguf_zoo.byte_level, words=words)
     _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
@@ -111,7 +111,8 @@ def test_byte_level_tokens(tmp_path: Path, words: str):
     assert set(described["added_tokens_decoder"]) == {str(index) for index in tokenizer.added_tokens_decoder}
     text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    begins = words == "llama-bpe"  # Llama 3's texts begin with a token, unless the file says that they do not
+    # Llama 3's and Mistral's texts begin with a token, unless the file says that they do not.
+    begins = words in ("llama-bpe", "tekken")
     assert (tokenizer(text).input_ids[0] == 1) == begins
     whole = {"gpt-2": ["Ġ2024"], "llama-bpe": ["202", "4"]}.get(words, ["2", "0", "2", "4"])  # how digits stand
     cut = [word for word, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 2024")]
