@@ -98,12 +98,14 @@ def save(
     kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
+    fused: bool = False,
     **more: str | float | list[Any],
 ) -> None:
     """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings, numbers and
     lists of the metadata, also in place of what stands there.
 
     embedding: the kind of the embedding, by default as all matrices.
+    fused: whether queries, keys and values are one matrix.
     """
     config: Any = made.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -141,24 +143,40 @@ def save(
             architecture, byte_level
         )
     vocabulary(writer)
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+    add = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
     for key, value in more.items():
         writer.kv_data[0].pop(key, None)
         add[type(value)](key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
-    for name, tensor in made.state_dict().items():
+    state = made.state_dict()
+
+    def ordered(name: str) -> np.ndarray:
+        values = state[name].numpy()
+        if architecture != "llama" or (n := heads.get(name.split(".")[-2])) is None:
+            return values
+        return values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+    for name in state:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensor.numpy()
+        values = ordered(name)
         part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:
-            n = heads[part]
-            values = values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if fused and part in ("k_proj", "v_proj"):
+            continue
         if architecture == "gemma3" and part.endswith("norm"):
             values = values + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if fused and part == "q_proj":
+            values = np.concatenate([ordered(name.replace(part, each)) for each in (part, "k_proj", "v_proj")])
+            stored = stored.replace("attn_q", "attn_qkv")
         values = np.ascontiguousarray(values)
         if values.ndim == 1:
             writer.add_tensor(stored, values)

@@ -52,6 +52,29 @@ def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkey
     assert AutoModelForCausalLM.from_pretrained(path, dtype="auto").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize(("architecture", "how"), [("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {})])
+def test_queries_keys_and_values_in_one_matrix(tmp_path: Path, architecture: str, how: dict[str, Any]):
+    made = gguf_zoo.model(architecture, **how)
+    gguf_zoo.save(made, architecture, tmp_path / "model.gguf", fused=True)
+    assert any(tensor.name == "blk.1.attn_qkv.weight" for tensor in open_gguf(tmp_path / "model.gguf").tensors)
+    write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    assert read.state_dict().keys() == made.state_dict().keys()
+    for name, value in made.state_dict().items():
+        assert torch.equal(read.state_dict()[name], value), name
+
+
+def test_packed_queries_keys_and_values_in_one_matrix(tmp_path: Path):
+    made = gguf_zoo.wide("llama")
+    models = []
+    for fused in (False, True):
+        gguf_zoo.save(made, "llama", tmp_path / f"{fused}.gguf", Q8, fused=fused)
+        models.append(load_model(str(tmp_path / f"{fused}.gguf"), torch.device("cpu")))
+    apart, together = (model.model(torch.arange(24)[None]).logits for model in models)
+    assert models[1].execution == "kernel"
+    assert torch.equal(apart, together)
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_quantised_weights_stay_what_they_were(tmp_path: Path, architecture: str):
     """Rows are put in order before they are dequantised: a block of numbers never spans two rows."""

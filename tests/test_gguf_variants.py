@@ -223,11 +223,11 @@ def test_a_default_template_by_name(tmp_path: Path) -> None:
     assert gguf_tokenizer(written(tmp_path, vocabulary=vocabulary)).chat_template == gguf_zoo.TEMPLATE
 
 
-def damaged(before: bytes, after: bytes) -> Callable[[Path], None]:
+def damaged(before: bytes, after: bytes, architecture: str = "llama") -> Callable[[Path], None]:
     """A function that writes a small file in which some bytes are others."""
 
     def write(path: Path) -> None:
-        saved(path)
+        gguf_zoo.save(gguf_zoo.model(architecture), architecture, path)
         raw = path.read_bytes()
         assert before in raw
         path.write_bytes(raw.replace(before, after))
@@ -266,6 +266,12 @@ NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
         "model.gguf is a GGUF file with the byte order of other processors",
     ),
     "architecture": (partial(bare, architecture="mamba"), "architecture is mamba"),
+    "no architecture": (damaged(b"general.architecture", b"general.architectura"), "names no architecture: it holds"),
+    "both directions": (partial(saved, **{"llama.attention.causal": False}), "reads texts in both directions"),
+    "scores": (
+        damaged(b"tokenizer.ggml.scores", b"tokenizer.ggml.stores", "gemma3"),
+        r"describe its tokenizer \(it has no scores\)",
+    ),
     "merges": (
         damaged(b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"),
         r"describe its tokenizer \(it has no merges\)",

@@ -26,8 +26,8 @@ LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose q
 def gguf_config(reader: Reader) -> PreTrainedConfig:
     """Return the configuration of the model in the file of `reader`.
 
-    Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions of
-    a kind that is not known.
+    Raises ForetokenError for an architecture that is not known, a value that is missing, a model that reads texts in
+    both directions, or scaled rotary positions of a kind that is not known.
     """
     from transformers import AutoConfig  # takes a second
 
@@ -36,6 +36,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ForetokenError("The GGUF file has no tensor token_embd.weight: it holds no whole language model.")
+    if value("attention.causal") is False:
+        raise ForetokenError("The model in the GGUF file reads texts in both directions: it makes no text.")
     vocab_size, hidden_size = shapes["token_embd.weight"]
     heads = value("attention.head_count")
     options: dict[str, Any] = {
@@ -78,7 +80,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         options["original_max_position_embeddings"] = rotary["original_max_position_embeddings"]
     options["rope_parameters"] = rotary
     if prefix == "llama":
-        options["attention_bias"] = "blk.0.attn_q.bias" in shapes
+        options["attention_bias"] = "blk.0.attn_output.bias" in shapes
         options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
     config = AutoConfig.for_model(architecture.model_type, **options)
     config.architectures = [architecture.class_name]

@@ -181,7 +181,8 @@ def _sentencepiece(reader: Reader, vocabulary: dict[str, int], whole: set[str], 
     whole: the tokens that are always matched whole.
     unknown: the token that stands for text that is no token.
     """
-    scores = reader.metadata("tokenizer.ggml.scores", [])
+    if not (scores := reader.metadata("tokenizer.ggml.scores")):
+        raise ForetokenError("The GGUF file does not describe its tokenizer (it has no scores): get it again.")
     merges: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
         rank = float("-inf") if token in whole else -scores[index]
