@@ -98,12 +98,14 @@ def save(
     kind: gguf.GGMLQuantizationType | Sequence[gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
+    fused: bool = False,
     **more: str | float | list[Any],
 ) -> None:
     """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings, numbers and
     lists of the metadata, also in place of what stands there.
 
     embedding: the kind of the embedding, by default as all matrices.
+    fused: whether queries, keys and values are one matrix.
     """
     config: Any = made.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -119,6 +121,16 @@ def save(
     if rotary["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rotary["factor"])
+    if rotary["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rotary["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rotary["original_max_position_embeddings"])
+    if rotary["rope_type"] == "longrope":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+        writer.add_rope_scaling_orig_ctx_len(rotary["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rotary["attention_factor"])
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rotary[f"{length}_factor"], np.float32))
     if rotary["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(rotary, config.hidden_size // config.num_attention_heads))
     if hasattr(config, "head_dim"):
@@ -131,24 +143,40 @@ def save(
             architecture, byte_level
         )
     vocabulary(writer)
-    add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
+    add = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
     for key, value in more.items():
         writer.kv_data[0].pop(key, None)
         add[type(value)](key, value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     kinds = itertools.cycle(kind if isinstance(kind, Sequence) else [kind])
-    for name, tensor in made.state_dict().items():
+    state = made.state_dict()
+
+    def ordered(name: str) -> np.ndarray:
+        values = state[name].numpy()
+        if architecture != "llama" or (n := heads.get(name.split(".")[-2])) is None:
+            return values
+        return values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+    for name in state:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensor.numpy()
+        values = ordered(name)
         part = name.split(".")[-2]
-        if architecture == "llama" and part in heads:
-            n = heads[part]
-            values = values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if fused and part in ("k_proj", "v_proj"):
+            continue
         if architecture == "gemma3" and part.endswith("norm"):
             values = values + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if fused and part == "q_proj":
+            values = np.concatenate([ordered(name.replace(part, each)) for each in (part, "k_proj", "v_proj")])
+            stored = stored.replace("attn_q", "attn_qkv")
         values = np.ascontiguousarray(values)
         if values.ndim == 1:
             writer.add_tensor(stored, values)
@@ -217,7 +245,7 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    if words != "llama-bpe":
+    if words not in ("llama-bpe", "tekken"):
         writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 

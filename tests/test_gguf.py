@@ -5,6 +5,7 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -21,6 +22,7 @@ from foretoken.gguf.reader import open_gguf
 from foretoken.gguf.stored import Stored, in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight
 from foretoken.kernel.packing import pack
+from foretoken.models.load import load_model
 
 Q8 = gguf.GGMLQuantizationType.Q8_0
 
@@ -48,6 +50,29 @@ def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkey
     with torch.no_grad():
         assert torch.allclose(read(ids).logits, made(ids).logits, atol=1e-5)
     assert AutoModelForCausalLM.from_pretrained(path, dtype="auto").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("architecture", "how"), [("llama", {"attention_bias": True}), ("qwen2", {}), ("qwen3", {})])
+def test_queries_keys_and_values_in_one_matrix(tmp_path: Path, architecture: str, how: dict[str, Any]):
+    made = gguf_zoo.model(architecture, **how)
+    gguf_zoo.save(made, architecture, tmp_path / "model.gguf", fused=True)
+    assert any(tensor.name == "blk.1.attn_qkv.weight" for tensor in open_gguf(tmp_path / "model.gguf").tensors)
+    write_folder(tmp_path / "model.gguf", tmp_path / "folder")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    assert read.state_dict().keys() == made.state_dict().keys()
+    for name, value in made.state_dict().items():
+        assert torch.equal(read.state_dict()[name], value), name
+
+
+def test_packed_queries_keys_and_values_in_one_matrix(tmp_path: Path):
+    made = gguf_zoo.wide("llama")
+    models = []
+    for fused in (False, True):
+        gguf_zoo.save(made, "llama", tmp_path / f"{fused}.gguf", Q8, fused=fused)
+        models.append(load_model(str(tmp_path / f"{fused}.gguf"), torch.device("cpu")))
+    apart, together = (model.model(torch.arange(24)[None]).logits for model in models)
+    assert models[1].execution == "kernel"
+    assert torch.equal(apart, together)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
@@ -100,7 +125,7 @@ def test_a_matrix_that_is_laid_out_in_parts_is_the_same(tmp_path: Path, monkeypa
     assert np.array_equal(np.concatenate(parts), pack("q8_0", head.raw()))
 
 
-@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe"])
+@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe", "tekken"])
 def test_byte_level_tokens(tmp_path: Path, words: str):
     vocabulary = partial(gguf_zoo.byte_level, words=words)
     _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
@@ -109,7 +134,8 @@ def test_byte_level_tokens(tmp_path: Path, words: str):
     assert set(described["added_tokens_decoder"]) == {str(index) for index in tokenizer.added_tokens_decoder}
     text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    begins = words == "llama-bpe"  # Llama 3's texts begin with a token, unless the file says that they do not
+    # Llama 3's and Mistral's texts begin with a token, unless the file says that they do not.
+    begins = words in ("llama-bpe", "tekken")
     assert (tokenizer(text).input_ids[0] == 1) == begins
     whole = {"gpt-2": ["Ġ2024"], "llama-bpe": ["202", "4"]}.get(words, ["2", "0", "2", "4"])  # how digits stand
     cut = [word for word, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 2024")]
@@ -154,14 +180,66 @@ def test_cut_off_files_are_refused(tmp_path: Path, share: float):
         write_folder(tmp_path / "model.gguf", tmp_path / "folder")
 
 
-@pytest.mark.parametrize("rotary", ["linear", "llama3"])
+PLAIN = {"rope_theta": 50_000.0, "factor": 8.0}
+SCALED: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear"} | PLAIN,
+    "yarn": {"rope_type": "yarn", "original_max_position_embeddings": 8} | PLAIN,
+    **{
+        f"llama3 from {context}": {
+            "rope_type": "llama3",
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": context,
+        }
+        | PLAIN
+        for context in (64, 1000, 8192)
+    },
+}
+
+
+@pytest.mark.parametrize("rotary", SCALED)
 def test_scaled_rotary_positions(tmp_path: Path, rotary: str):
-    parameters = {"rope_type": rotary, "rope_theta": 50_000.0, "factor": 8.0}
-    if rotary == "llama3":
-        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    parameters = SCALED[rotary]
     made = gguf_zoo.model("llama", rope_parameters=parameters)
     gguf_zoo.save(made, "llama", tmp_path / "model.gguf")
     assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
+
+
+def test_what_a_file_says_of_yarn(tmp_path: Path):
+    """Without a context before scaling it is that of the model, as in llama.cpp."""
+    keys = {"type": "yarn", "factor": 4.0, "yarn_attn_factor": 0.9, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}
+    more: dict[str, Any] = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
+    gguf_zoo.save(gguf_zoo.model("llama"), "llama", tmp_path / "model.gguf", **more)
+    assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "attention_factor": 0.9,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+    }
+
+
+def test_longrope(tmp_path: Path):
+    """Scores are the model's, in its context before scaling, to which it keeps."""
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 32,
+        "attention_factor": 1.25,
+        "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    }
+    made = gguf_zoo.model("phi3", rope_parameters=parameters, original_max_position_embeddings=32)
+    gguf_zoo.save(made, "phi3", tmp_path / "model.gguf", **{"phi3.rope.dimension_count": 12})
+    assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
+    lm = load_model(str(tmp_path / "model.gguf"), torch.device("cpu"), torch.float32)
+    assert lm.context == 32
+    ids = torch.arange(100, 132)[None]
+    with torch.no_grad():
+        assert torch.allclose(lm.model(ids).logits, made(ids).logits, atol=1e-5)
 
 
 def test_text_of_a_tokenizer_with_a_space_prefix(tmp_path: Path):

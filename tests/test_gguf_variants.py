@@ -137,6 +137,17 @@ def test_the_end_of_a_turn_ends_a_text_whatever_its_type(tmp_path: Path, type_: 
     assert tokenizer.decode([2], skip_special_tokens=True) == ""
 
 
+@pytest.mark.parametrize("token", ["<|eom_id|>", "<end_of_utterance>"])
+def test_tokens_that_end_texts_of_other_models(tmp_path: Path, token: str) -> None:
+    """Llama 3.1's end of a message with a tool call, which converters do not name, and SmolVLM's end of a turn."""
+
+    def vocabulary(writer: gguf.GGUFWriter) -> None:
+        gguf_zoo.byte_level(writer)
+        writer.kv_data[0]["tokenizer.ggml.tokens"].value[-2] = token
+
+    assert gguf_generation_config(written(tmp_path, vocabulary=vocabulary)).eos_token_id == [2, 0, 303]
+
+
 def test_without_types_all_tokens_are_ordinary_but_those_that_end_turns(tmp_path: Path) -> None:
     reader = written(tmp_path, vocabulary=partial(byte_level_with, {}))
     assert gguf_generation_config(reader).eos_token_id == [2, 0]
@@ -172,6 +183,25 @@ def test_other_names_for_llama_3s_words(tmp_path: Path, words: str) -> None:
     assert [word for word, _ in cut.pre_tokenize_str("1234567")] == ["123", "456", "7"]
 
 
+@pytest.mark.parametrize(
+    ("words", "whole", "text", "cut"),
+    [
+        ("dbrx", False, "don'T 1234/\n", ["don", "'T", "Ġ", "123", "4", "/Ċ"]),
+        ("gpt-4o", False, "don'T HelloWORLD 1234/\n", ["don'T", "ĠHello", "WORLD", "Ġ", "123", "4", "/Ċ"]),
+        ("tekken", True, "don'T HelloWORLD 12/\n", ["don", "'T", "ĠHello", "WORLD", "Ġ", "1", "2", "/Ċ"]),
+        ("deepseek-coder", False, "don'T, a+b  12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "ĠĠ", "1", "2", "Ċ"]),
+        ("refact", False, "don'T, a+b 12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "Ġ", "1", "2", "Ċ"]),
+        ("starcoder", False, "don't 12", ["don", "'t", "Ġ", "1", "2"]),
+    ],
+)
+def test_more_ways_to_cut_words(tmp_path: Path, words: str, whole: bool, text: str, cut: list[str]) -> None:
+    """Those of Phi-4, Phi-4-mini, Mistral Nemo, DeepSeek Coder, Granite Code and StarCoder."""
+    reader = written(tmp_path, vocabulary=partial(gguf_zoo.byte_level, words=words))
+    backend: Any = gguf_tokenizer(reader).backend_tokenizer
+    assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)] == cut
+    assert backend.model.ignore_merges == whole
+
+
 def test_named_templates(tmp_path: Path, home: Path) -> None:
     """The one for tools is used where tools are offered, as from a folder of Hugging Face's; also at a later start."""
     named = {"tokenizer.chat_template.tool_use": "{{ tools | length }} tools", "tokenizer.chat_template./../x": "bad"}
@@ -193,11 +223,11 @@ def test_a_default_template_by_name(tmp_path: Path) -> None:
     assert gguf_tokenizer(written(tmp_path, vocabulary=vocabulary)).chat_template == gguf_zoo.TEMPLATE
 
 
-def damaged(before: bytes, after: bytes) -> Callable[[Path], None]:
+def damaged(before: bytes, after: bytes, architecture: str = "llama") -> Callable[[Path], None]:
     """A function that writes a small file in which some bytes are others."""
 
     def write(path: Path) -> None:
-        saved(path)
+        gguf_zoo.save(gguf_zoo.model(architecture), architecture, path)
         raw = path.read_bytes()
         assert before in raw
         path.write_bytes(raw.replace(before, after))
@@ -223,14 +253,25 @@ NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
     "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model: join them with"),
     "parts": (partial(saved, **{"split.count": "two"}), "model.gguf as a GGUF file"),
-    "rotary": (partial(saved, **{"llama.rope.scaling.type": "yarn"}), r"scales its rotary positions \(yarn\)"),
+    "rotary": (partial(saved, **{"llama.rope.scaling.type": "dynamic"}), r"scales its rotary positions \(dynamic\)"),
+    "no factors": (partial(saved, **{"llama.rope.scaling.type": "longrope"}), r"scales its rotary .* \(longrope\)"),
     "types": (partial(saved, **{"tokenizer.ggml.token_type": [1] * 304}), "has 305 tokens and the types of 304"),
     "words": (partial(saved, vocabulary=partial(gguf_zoo.byte_level, words="other")), r"in a way \(other\)"),
+    "old words": (
+        damaged(b"tokenizer.ggml.pre", b"tokenizer.ggml.qre"),
+        "does not say how it cuts text into words, like files of before May 2024",
+    ),
     "order": (
         partial(bare, endianess=gguf.GGUFEndian.BIG),
         "model.gguf is a GGUF file with the byte order of other processors",
     ),
     "architecture": (partial(bare, architecture="mamba"), "architecture is mamba"),
+    "no architecture": (damaged(b"general.architecture", b"general.architectura"), "names no architecture: it holds"),
+    "both directions": (partial(saved, **{"llama.attention.causal": False}), "reads texts in both directions"),
+    "scores": (
+        damaged(b"tokenizer.ggml.scores", b"tokenizer.ggml.stores", "gemma3"),
+        r"describe its tokenizer \(it has no scores\)",
+    ),
     "merges": (
         damaged(b"tokenizer.ggml.merges", b"tokenizer.ggml.nerges"),
         r"describe its tokenizer \(it has no merges\)",

@@ -8,18 +8,26 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
-from foretoken.gguf.tensors import FREQUENCIES, architecture_of
+from foretoken.gguf.tensors import FREQUENCIES, LONG, OF_ROTARY, SHORT, architecture_of
 from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
+# Entries of transformers' `rope_parameters`, by their keys in the file behind `rope.scaling.`.
+YARN = {
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
+LONGROPE = {"original_max_position_embeddings": "original_context_length", "attention_factor": "attn_factor"}
 LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own
 
 
 def gguf_config(reader: Reader) -> PreTrainedConfig:
     """Return the configuration of the model in the file of `reader`.
 
-    Raises ForetokenError for an architecture that is not known, a value that is missing, or scaled rotary positions of
-    a kind that is not known.
+    Raises ForetokenError for an architecture that is not known, a value that is missing, a model that reads texts in
+    both directions, or scaled rotary positions of a kind that is not known.
     """
     from transformers import AutoConfig  # takes a second
 
@@ -28,6 +36,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
     if "token_embd.weight" not in shapes:
         raise ForetokenError("The GGUF file has no tensor token_embd.weight: it holds no whole language model.")
+    if value("attention.causal") is False:
+        raise ForetokenError("The model in the GGUF file reads texts in both directions: it makes no text.")
     vocab_size, hidden_size = shapes["token_embd.weight"]
     heads = value("attention.head_count")
     options: dict[str, Any] = {
@@ -66,9 +76,11 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         rotary = {"full_attention": rotary, "sliding_attention": local}
     if prefix in ("gemma3", "phi3"):
         options["sliding_window"] = window
+    if prefix == "phi3" and rotary["rope_type"] == "longrope":  # which it takes before that of rope_parameters
+        options["original_max_position_embeddings"] = rotary["original_max_position_embeddings"]
     options["rope_parameters"] = rotary
     if prefix == "llama":
-        options["attention_bias"] = "blk.0.attn_q.bias" in shapes
+        options["attention_bias"] = "blk.0.attn_output.bias" in shapes
         options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
     config = AutoConfig.for_model(architecture.model_type, **options)
     config.architectures = [architecture.class_name]
@@ -95,16 +107,21 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
 
     Raises ForetokenError for a scaling that is not known.
     """
-
     base = reader.of_model("rope.freq_base", ROTARY_BASES.get(prefix, 10_000.0))
     rotary = {"rope_type": "default", "rope_theta": _shortest(base)}
     scaling, width = reader.of_model("rope.scaling.type", "linear"), reader.of_model("rope.dimension_count", head_dim)
+    factor = _shortest(reader.of_model("rope.scaling.factor", reader.of_model("rope.scale_linear")))
+    factors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors if tensor.name in OF_ROTARY}
     if any(tensor.name.startswith("rope_factors_") for tensor in reader.tensors):
         scaling = "longrope"
-    if scaling == "linear":  # as in llama.cpp: what files without a type have, some of them under a name of 2023
-        factor = _shortest(reader.of_model("rope.scaling.factor", reader.of_model("rope.scale_linear")))
+    if scaling == "longrope" and factors.keys() >= {LONG, SHORT}:
+        divisors = {"long_factor": LONG, "short_factor": SHORT}
+        rotary |= {"rope_type": scaling, **{name: [*map(_shortest, factors[key])] for name, key in divisors.items()}}
+        rotary |= _of_scaling(reader, LONGROPE)
+    elif scaling in ("linear", "yarn"):  # linear is, as in llama.cpp, what files without a type have
         if factor not in (None, 0, 1):
-            rotary |= {"rope_type": "linear", "factor": factor}
+            rotary |= {"rope_type": scaling, "factor": factor}
+            rotary |= _of_scaling(reader, YARN) if scaling == "yarn" else {}
     elif scaling != "none":
         raise ForetokenError(
             f"The GGUF file scales its rotary positions ({scaling}), which is not supported: take a model without."
@@ -115,17 +132,26 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
                 f"The GGUF file rotates {width} of {head_dim} channels of a head, which is not supported."
             )
         rotary["partial_rotary_factor"] = width / head_dim
-    factors = next((tensor.data for tensor in reader.tensors if tensor.name == FREQUENCIES), None)
-    if factors is not None:
-        rotary |= _llama3(np.array(factors), rotary["rope_theta"], width)
+    if FREQUENCIES in factors:
+        rotary |= _llama3(factors[FREQUENCIES], rotary["rope_theta"], width)
     return rotary
+
+
+def _of_scaling(reader: Reader, names: dict[str, str]) -> dict[str, Any]:
+    """Return those entries of transformers' `rope_parameters` that the file has; names: YARN or LONGROPE.
+
+    A file that does not name the context before scaling has that of the whole model, as in llama.cpp.
+    """
+    values = {name: reader.of_model(f"rope.scaling.{key}") for name, key in names.items()}
+    found = {name: value if isinstance(value, int) else _shortest(value) for name, value in values.items() if value}
+    return {"original_max_position_embeddings": reader.of_model("context_length")} | found
 
 
 def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, Any]:
     """Return the parameters of Llama 3's scaling of rotary positions, of which the file has only the result.
 
-    The lowest frequencies are divided by the whole factor; the rest of the rule is the same in every model of this
-    family.
+    The lowest frequencies are divided by the whole factor. The context before scaling follows from those divided by a
+    part of it; the rest of the rule is the same in every model of this family.
 
     factors: what each frequency is divided by [width / 2]; width: the number of a head's channels that are rotated.
 
@@ -133,6 +159,10 @@ def _llama3(factors: NDArray[np.float32], base: float, width: int) -> dict[str, 
     """
     factor, low, high, context = float(factors.max()), 1.0, 4.0, 8192
     waves = 2 * np.pi * base ** (np.arange(0, width, 2) / width)
+    between = (factors > 1) & (factors < factor)
+    if between.any():
+        shares = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+        context = round(float(np.median(waves[between] * (low + shares * (high - low)))))
     smooth = np.clip((context / waves - low) / (high - low), 0, 1)
     if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
         raise ForetokenError(

@@ -11,7 +11,9 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
 
 CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and a few times as much inside the library
-FREQUENCIES = "rope_freqs.weight"  # a tensor that is no weight: config.py reads it
+# Tensors that are no weights, but what rotary frequencies are divided by: config.py reads them.
+FREQUENCIES, LONG, SHORT = OF_ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+FUSED = "attn_qkv"  # queries, keys and values in one matrix, as some files have them in every architecture
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
@@ -85,6 +87,8 @@ def architecture_of(reader: Reader) -> Architecture:
         raise ForetokenError(
             f"The GGUF file's architecture is {name}, which is not supported: it must be one of "
             f"{', '.join(ARCHITECTURES)}."
+            if name is not None
+            else "The GGUF file names no architecture: it holds no language model."
         )
     return ARCHITECTURES[name]
 
@@ -127,7 +131,7 @@ class Weight:
 
 
 def gguf_weights(reader: Reader) -> list[Weight]:
-    """Return all weights of the file in `reader`, without its table of rotary frequencies.
+    """Return all weights of the file in `reader`, without its tables of rotary frequencies.
 
     Raises ForetokenError for a tensor that the file's architecture does not have, or whose type the library `gguf`
     cannot read.
@@ -145,15 +149,23 @@ def gguf_weights(reader: Reader) -> list[Weight]:
                 "file of this model."
             ) from error
     for tensor in reader.tensors:
-        if tensor.name == FREQUENCIES:
+        if tensor.name in OF_ROTARY:
             continue
         part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
-        shape = tuple(int(n) for n in reversed(tensor.shape))
-        rows = None
-        if architecture.interleaved and part in of_rotary:
-            rows = _halves(shape[0], of_rotary[part])
-        offset = architecture.norm_offset if part.endswith("norm") else 0.0
-        weights.append(Weight(_name(tensor.name, architecture), shape, tensor, rows, offset))
+        whole = tuple(int(n) for n in reversed(tensor.shape))
+        parts: dict[str, NDArray[np.int64] | None] = {part: None}
+        if part == FUSED and part not in architecture.layer:
+            queries, keys = of_rotary.values()
+            ends = [whole[0] * count // (queries + 2 * keys) for count in (queries, queries + keys)]
+            parts = dict(zip(("attn_q", "attn_k", "attn_v"), np.split(np.arange(whole[0]), ends), strict=True))
+        for own, rows in parts.items():
+            shape = whole if rows is None else (len(rows), *whole[1:])
+            if architecture.interleaved and own in of_rotary:
+                order = _halves(shape[0], of_rotary[own])
+                rows = order if rows is None else rows[order]
+            offset = architecture.norm_offset if own.endswith("norm") else 0.0
+            name = _name(tensor.name.replace(part, own), architecture)
+            weights.append(Weight(name, shape, tensor, rows, offset))
     return weights
 
 

@@ -2,30 +2,26 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from gguf import TokenType
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
+from foretoken.gguf.words import WORDS
 
 SPACE = "▁"  # how SentencePiece writes a space
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2, LLAMA3 = rf"{_LETTERS}\p{{N}}{_REST}", rf"{_LETTERS}\p{{N}}{{1,3}}{_REST}"  # as their tokenizers publish them
-# How a byte-level tokenizer cuts text into words, by the file's name for it: the expression, None for GPT-2's.
-WORDS = {
-    "gpt-2": None, "smollm": None, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "llama3": LLAMA3,
-    "llama-v3": LLAMA3, "smaug-bpe": LLAMA3,
-}  # fmt: skip
 UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that do not swallow white space behind them
 # Tokens that end a text or a turn in the chat formats of these models; llama.cpp stops at them too. Those in CERTAIN do
 # so whatever type the file gives them, since some converters mark them as ordinary text; the others only where the file
 # marks them as control tokens, since Gemma has </s> as an HTML tag.
-CERTAIN = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>")
+CERTAIN = (
+    "<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|end|>",
+    "<end_of_utterance>",
+)  # fmt: skip
 END_TOKENS = (*CERTAIN, "<eos>", "</s>")
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
 OF_SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}  # ids where a file with such a tokenizer names no token
@@ -125,7 +121,7 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
             if (special := marked.get(type_)) is not None
         ]
     )
-    begins = kind == "llama" or WORDS[reader.metadata("tokenizer.ggml.pre")] == LLAMA3
+    begins = kind == "llama" or WORDS[reader.metadata("tokenizer.ggml.pre")].begins
     if (bos := names.get("bos")) is not None and reader.metadata("tokenizer.ggml.add_bos_token", begins):
         tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, found.special["bos"])]
@@ -152,28 +148,25 @@ def _templates(reader: Reader) -> str | dict[str, str] | None:
 def _byte_level(reader: Reader, vocabulary: dict[str, int]) -> Tokenizer:
     """Return a byte-level BPE tokenizer (GPT-2's).
 
-    The file has the merges, and a name for the way in which text is cut into words, see WORDS.
+    The file has the merges, and a name for the way in which text is cut into words, see words.py.
     """
     if not (lines := reader.metadata("tokenizer.ggml.merges")):
         raise ForetokenError("The GGUF file does not describe its tokenizer (it has no merges): get it again.")
     merges = [cast(tuple[str, str], tuple(merge.split(" "))) for merge in lines]
-    words = reader.metadata("tokenizer.ggml.pre")
-    if words not in WORDS:
+    name = reader.metadata("tokenizer.ggml.pre")
+    if name not in WORDS:
         raise ForetokenError(
-            f"The GGUF file cuts text into words in a way ({words}) that is not known: it must be one of "
+            f"The GGUF file cuts text into words in a way ({name}) that is not known: it must be one of "
             f"{', '.join(WORDS)}."
+            if name is not None
+            else "The GGUF file does not say how it cuts text into words, like files of before May 2024: get a newer "
+            "one."
         )
-    expression = WORDS[words]
-    whole = expression == LLAMA3  # words that are tokens need no merges there
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=whole))
-    cut: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=expression is None)]
-    if expression is not None:
-        cut.insert(0, pre_tokenizers.Split(Regex(expression), behavior="isolated"))
-    if words == "smollm":
-        cut.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    if expression == QWEN2:
+    words = WORDS[name]
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=words.whole))
+    if words.composed:
         tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cut)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = words.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     return tokenizer
 
@@ -188,7 +181,8 @@ def _sentencepiece(reader: Reader, vocabulary: dict[str, int], whole: set[str], 
     whole: the tokens that are always matched whole.
     unknown: the token that stands for text that is no token.
     """
-    scores = reader.metadata("tokenizer.ggml.scores", [])
+    if not (scores := reader.metadata("tokenizer.ggml.scores")):
+        raise ForetokenError("The GGUF file does not describe its tokenizer (it has no scores): get it again.")
     merges: list[tuple[float, int, str, str]] = []
     for token, index in vocabulary.items():
         rank = float("-inf") if token in whole else -scores[index]
