@@ -134,6 +134,19 @@ def test_uniforms_come_from_the_sequence_alone() -> None:
     assert not torch.equal(first, one.rng.uniforms(2, 3))
 
 
+def test_processors_see_no_text_that_has_ended() -> None:
+    """A tree has nodes after an end-of-text token, which plain decoding never reaches: many processors fail there."""
+
+    def nothing_follows_the_end(ids: Tensor, scores: Tensor) -> Tensor:
+        assert 2 not in ids[0, 2:]
+        return scores - 100 * (torch.arange(3) == ids[0, -1])
+
+    seq = Sequence([2, 2], Sampling(processors=(nothing_follows_the_end,)), seeded(0), 5, frozenset([2]))
+    p = seq.probabilities(torch.zeros(4, 3), [[], [1], [1, 2], [2, 0]])
+    assert p.round(decimals=2).tolist()[:2] == [[0.5, 0.5, 0], [0.5, 0, 0.5]]
+    assert torch.allclose(p[2:], torch.full((2, 3), 1 / 3))
+
+
 def test_probabilities_of_suffixes() -> None:
     seq = Sequence([0], Sampling(repetition_penalty=2.0), seeded(0), 5)
     p = seq.probabilities(torch.ones(2, 3), [[], [2]])

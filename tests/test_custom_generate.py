@@ -85,6 +85,26 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
         assert torch.equal(target.generate(**pair, **options, **drafted(models)), expected), setting
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_allowed_tokens_are_not_asked_for_after_the_end(do_sample):
+    """Nothing follows an answer in a trie, which transformers refuses; the drafts go beyond the end."""
+    target, ids, answers = tiny.llama(0), torch.tensor([[5, 6, 7]]), [[8, 9, 0], [8, 10, 9, 0], [8, 9, 10, 11, 0]]
+
+    def allowed(row: int, so_far: torch.Tensor) -> list[int]:
+        new = so_far[3:].tolist()
+        return sorted({answer[len(new)] for answer in answers if answer[: len(new)] == new and len(answer) > len(new)})
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 12, "do_sample": do_sample, "prefix_allowed_tokens_fn": allowed}
+        drafts = {"custom_generate": foretoken.custom_generate, "draft_model": target, "tree": "chain:5"}
+        text = target.generate(ids, **options, **drafts)
+        assert text[0, 3:].tolist() in answers
+        if not do_sample:
+            assert torch.equal(text, target.generate(ids, **options))
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [

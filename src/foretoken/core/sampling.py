@@ -112,13 +112,14 @@ class Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def __call__(
-        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int] | None] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
         """Return p of the token after each of m prefixes, float32 or float64 [m, v].
 
         logits: the model's scores of the next token [m, v].
         prefixes: the ids of prompt and output before it, one iterable per row; read only if `reads_prefix`, so that a
-            generator costs nothing else.
+            generator costs nothing else. None: the text has ended before this row, which penalties and processors
+            leave as it is.
         num_prompt: how many ids of each prefix are the prompt.
 
         Raises NotFiniteError where a row has NaN, +inf, or no finite score.
@@ -127,7 +128,7 @@ class Sampling:
         return softmax(scores, self.temperature, self.truncation) if self.temperature > 0 else best(scores)
 
     def scores(
-        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int] | None] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
         """Return the logits after bias, penalties and processors, before temperature, float32 or float64 [m, v].
 
@@ -144,6 +145,8 @@ class Sampling:
         if not self.reads_prefix:
             return scores
         for row, prefix in zip(scores, prefixes, strict=True):
+            if prefix is None:
+                continue
             ids = torch.tensor(prefix, dtype=torch.long, device=scores.device)
             known = ids[ids < row.shape[0]]
             if self.repetition_penalty != 1:
