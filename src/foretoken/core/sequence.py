@@ -119,7 +119,9 @@ class Sequence:
         return self.sampling.scores(logits, self._prefixes(suffixes), self.num_prompt)
 
     def _prefixes(self, suffixes: Iterable[Iterable[int]]) -> Iterator[list[int] | None]:
-        return (None if self.eos_ids.intersection(ids := list(suffix)) else self.ids + ids for suffix in suffixes)
+        for suffix in suffixes:
+            ids = list(suffix)
+            yield None if self.eos_ids.intersection(ids) else self.ids + ids
 
     def commit(self, tree: TokenTree, path: tuple[int, ...], token: int) -> Step:
         """Append the tokens of a step; tree, path, token: as in `emitted`."""
