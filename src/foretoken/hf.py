@@ -11,15 +11,13 @@ from foretoken.build import load
 from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
-from foretoken.core.sampling import Sampling
+from foretoken.core.sampling import Sampling, check_processors
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.grammar import check_grammars
 from foretoken.models.hf_model import HFModel
 from foretoken.models.load import generation_output
 
-# Processors that keep state from call to call, which has no meaning on a tree of alternatives.
-STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -123,9 +121,7 @@ def _refuse(config: Any, processors: Any) -> None:
     for name in OUTPUTS:
         if getattr(config, name, None):
             raise ForetokenError(f"Foretoken returns ids only: leave {name} off.")
-    for processor in processors:
-        if type(processor).__name__ in STATEFUL:
-            raise ForetokenError(f"{type(processor).__name__} keeps state between calls, so it cannot run on a tree.")
+    check_processors(processors)
 
 
 def _decode(decoder: Decoder, stops: dict[Sequence, Callable[[list[int]], bool]], processors: Any, waits: bool) -> None:
