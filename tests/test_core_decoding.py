@@ -1,6 +1,7 @@
 """Trees, the walk over them, and what a sequence commits."""
 
 import inspect
+import math
 import textwrap
 from pathlib import Path
 
@@ -8,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.laws import IID, Opaque
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.sequence import Sequence, Step
-from foretoken.core.tree import Siblings, TokenTree, TreeBuilder
-from foretoken.core.walk import draw, follow, walk
+from foretoken.core.tree import Siblings, TokenTree, TreeBuilder, root_only
+from foretoken.core.walk import LogitScores, draw, follow, walk
 from foretoken.decode import Decoder
 from foretoken.verify import VERIFIERS
 from raising import raising
@@ -132,6 +133,26 @@ def test_uniforms_come_from_the_sequence_alone() -> None:
     assert torch.equal(first, other.rng.uniforms(2, 3))
     assert first.dtype == torch.float64
     assert not torch.equal(first, one.rng.uniforms(2, 3))
+
+
+def test_processors_see_no_text_that_has_ended() -> None:
+    """A tree has nodes after an end-of-text token, which plain decoding never reaches: many processors fail there."""
+
+    def nothing_follows_the_end(ids: Tensor, scores: Tensor) -> Tensor:
+        assert 2 not in ids[0, 2:]
+        return scores - 100 * (torch.arange(3) == ids[0, -1])
+
+    seq = Sequence([2, 2], Sampling(processors=(nothing_follows_the_end,)), seeded(0), 5, frozenset([2]))
+    p = seq.probabilities(torch.zeros(4, 3), [[], [1], [1, 2], [2, 0]])
+    assert p.round(decimals=2).tolist()[:2] == [[0.5, 0.5, 0], [0.5, 0, 0.5]]
+    assert torch.allclose(p[2:], torch.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_processor_that_gives_no_numbers_is_blamed(bad: float) -> None:
+    seq = Sequence([0], Sampling(processors=(lambda _, scores: scores + bad,)), seeded(0), 5)
+    with pytest.raises(NotFiniteError, match=r"a logits processor gave NaN or \+inf, or left no token"):
+        LogitScores("M", seq, root_only(0), torch.zeros(1, 3)).p(range(1))
 
 
 def test_probabilities_of_suffixes() -> None:

@@ -13,9 +13,11 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
@@ -106,6 +108,22 @@ def test_a_processor_gets_each_nodes_own_prefix() -> None:
     assert seen == [[3, 1], [3, 1, 2]]
     assert (p == 0).tolist() == [[False, True, False, False], [False, False, True, False]]
     assert not logits.any()
+
+
+def test_processors_that_keep_state_are_refused() -> None:
+    """With a drafter they would be asked about other texts in between, and the text would be another."""
+    guidance = UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None)
+    watermark = SynthIDTextWatermarkLogitsProcessor(2, [1, 2], 16, 0, 8, torch.device("cpu"))
+    for processors in ((guidance,), (watermark,), (LogitsProcessorList([watermark]),)):
+        with pytest.raises(ForetokenError, match=r"LogitsProcessor keeps state between calls"):
+            Sampling(processors=processors)
+
+
+def test_a_processor_may_have_weights() -> None:
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    rows = Sampling(processors=(lambda _, scores: scores * weight,)).scores(torch.ones(2, 3), [[0], [1]])
+    assert rows.tolist() == [[2.0] * 3] * 2
+    assert not rows.requires_grad
 
 
 def test_temperature_zero_is_one_hot_at_the_first_of_equals() -> None:

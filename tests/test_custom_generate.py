@@ -4,12 +4,20 @@ import warnings
 
 import pytest
 import torch
-from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    EosTokenCriteria,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 import foretoken
 import models_zoo
 import tiny
 
+GREEDY = {"do_sample": False}
 NGRAM = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
 
 
@@ -51,6 +59,30 @@ def test_left_padded_prompts_in_a_batch_and_stopping_criteria(models, pair):
         assert torch.equal(target.generate(**pair, **options, **NGRAM), target.generate(**pair, **options))
 
 
+@pytest.mark.filterwarnings("ignore:You set different")
+def test_criteria_of_its_own_kinds_take_the_place_of_generates(models):
+    """transformers leaves out its own criterion of a class where the caller gives one."""
+    target, ids = models[0], tiny.tokenizer()("def f(x):", return_tensors="pt")["input_ids"]
+    ends = [int(target.generate(ids, max_new_tokens=9, **GREEDY)[0, -n]) for n in (6, 3)]
+    for criterion in (EosTokenCriteria(ends[1]), MaxLengthCriteria(ids.shape[1] + 20)):
+        options = {"max_new_tokens": 12, "eos_token_id": ends[0], "stopping_criteria": [criterion], **GREEDY}
+        expected = target.generate(ids, **options)
+        for drafts in ({**NGRAM, "draft_model": None}, NGRAM, drafted(models)):
+            assert torch.equal(target.generate(ids, **options, **drafts), expected), criterion
+
+
+def test_without_an_end_of_text_token_rows_go_on_until_all_have_stopped(models, pair):
+    """transformers pads stopped rows only where there is such a token."""
+    target, options = models[0], {"max_new_tokens": 20, "eos_token_id": None, **GREEDY}
+    plain = target.generate(**pair, **options)
+    early, late = (int(plain[row, -place]) for row, place in ((0, 18), (1, 9)))
+    options["stopping_criteria"] = [lambda ids, _: torch.stack([ids[0, -1] == early, ids[1, -1] == late])]
+    expected = target.generate(**pair, **options)
+    assert expected.shape[1] < plain.shape[1]
+    for drafts in ({**NGRAM, "draft_model": None}, NGRAM, drafted(models)):
+        assert torch.equal(target.generate(**pair, **options, **drafts), expected)
+
+
 def test_stop_strings_are_taken_as_a_criterion(models):
     """As `stop_strings=` they never reach it: transformers looks for a tokenizer that it has thrown away."""
     target, tok = models[0], tiny.tokenizer()
@@ -85,6 +117,26 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
         assert torch.equal(target.generate(**pair, **options, **drafted(models)), expected), setting
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_allowed_tokens_are_not_asked_for_after_the_end(do_sample):
+    """Nothing follows an answer in a trie, which transformers refuses; the drafts go beyond the end."""
+    target, ids, answers = tiny.llama(0), torch.tensor([[5, 6, 7]]), [[8, 9, 0], [8, 10, 9, 0], [8, 9, 10, 11, 0]]
+
+    def allowed(row: int, so_far: torch.Tensor) -> list[int]:
+        new = so_far[3:].tolist()
+        return sorted({answer[len(new)] for answer in answers if answer[: len(new)] == new and len(answer) > len(new)})
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 12, "do_sample": do_sample, "prefix_allowed_tokens_fn": allowed}
+        drafts = {"custom_generate": foretoken.custom_generate, "draft_model": target, "tree": "chain:5"}
+        text = target.generate(ids, **options, **drafts)
+        assert text[0, 3:].tolist() in answers
+        if not do_sample:
+            assert torch.equal(text, target.generate(ids, **options))
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [
@@ -94,6 +146,7 @@ def test_the_calls_own_settings_are_obeyed(models, pair):
         ),
         ({"num_return_sequences": 2}, "Foretoken decodes one sequence per prompt"),
         ({"prompt_lookup_num_tokens": 5}, "give draft_model='ngram'"),
+        ({"force_words_ids": [[5, 6]]}, "does not decode by force_words_ids"),
     ],
 )
 def test_what_it_cannot_give_is_refused(models, option, says):
@@ -109,6 +162,24 @@ def test_prompts_that_are_no_token_ids_are_refused(models, pair):
     pair["attention_mask"][1] = 0
     with pytest.raises(foretoken.ForetokenError, match="Row 1 of input_ids has no token"):
         target.generate(**pair, **asked)
+
+
+@pytest.mark.parametrize("name", ["token_type_ids", "position_ids", "past_key_values"])
+def test_what_else_shapes_the_logits_is_never_left_out_in_silence(name):
+    """Each of them gives another text in transformers."""
+    config = GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, eos_token_id=0, initializer_range=0.3)
+    torch.manual_seed(0)
+    model, ids, options = GPT2LMHeadModel(config).eval(), torch.tensor([[5, 6, 7]]), {"max_new_tokens": 6}
+    earlier = model(torch.tensor([[9]])).past_key_values
+    given = {"token_type_ids": ids, "position_ids": torch.tensor([[0, 5, 9]]), "past_key_values": earlier}[name]
+    with pytest.raises(foretoken.ForetokenError, match=f"generate was given {name}: leave that out"):
+        model.generate(ids, **options, **{name: given}, **NGRAM)
+
+
+def test_position_ids_that_count_the_tokens_are_no_change(models, pair):
+    options = {"position_ids": (pair["attention_mask"].cumsum(-1) - 1).clamp(min=0), "max_new_tokens": 6, **GREEDY}
+    expected = models[0].generate(**pair, **options)
+    assert torch.equal(models[0].generate(**pair, **options, **NGRAM), expected)
 
 
 def test_images_are_never_left_out_in_silence():

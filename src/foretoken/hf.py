@@ -11,15 +11,13 @@ from foretoken.build import load
 from foretoken.core.default_device import on_cpu_by_default
 from foretoken.core.errors import ForetokenError
 from foretoken.core.random import seeded
-from foretoken.core.sampling import Sampling
+from foretoken.core.sampling import Sampling, check_processors
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.grammar import check_grammars
 from foretoken.models.hf_model import HFModel
 from foretoken.models.load import generation_output
 
-# Processors that keep state from call to call, which has no meaning on a tree of alternatives.
-STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -45,7 +43,7 @@ def custom_generate(
     model: the target. `generate` itself passes it and the other arguments up to generation_config.
     input_ids: the prompts [b, t]; they may be padded on the left, with an attention mask.
     logits_processor: all processors of the call, temperature and truncation included.
-    stopping_criteria: they are checked after each token.
+    stopping_criteria: they are checked after each token, for each text in turn.
     generation_config: the settings of the call: its length, sampling on or off, ids of padding and of the end.
     draft_model: a transformers model with the same vocabulary, or whatever `foretoken.load` takes as drafter, such as
         a folder or "ngram"; None for plain decoding.
@@ -53,10 +51,11 @@ def custom_generate(
     model_kwargs: only `attention_mask` is used [b, t].
 
     Raises ForetokenError for beams, several sequences per prompt, prompt_lookup_num_tokens, penalty_alpha,
-    dola_layers, inputs_embeds, images and sound, prompt and prefix tuning, scores and other extra outputs, and
-    processors that keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither
-    does it pass the `tokenizer` on, and for `stop_strings` it raises "could not locate a tokenizer" before this
-    function is called: pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead.
+    dola_layers, force_words_ids, inputs_embeds, images and sound, token types, position_ids that do not count the
+    tokens, a cache that holds some already, prompt and prefix tuning, scores and other extra outputs, and processors
+    that keep state. transformers does not pass a `streamer` on: use `foretoken.load(...).stream`. Neither does it pass
+    the `tokenizer` on, and for `stop_strings` and `token_healing` it raises an error before this function is called:
+    pass stopping_criteria=[StopStringCriteria(tokenizer, ["..."])] of transformers instead of the first.
     """
     _refuse(generation_config, logits_processor or ())
     if model_kwargs.get("inputs_embeds") is not None:
@@ -67,16 +66,24 @@ def custom_generate(
             f"Foretoken reads token ids alone, and generate was given {', '.join(others)}: leave images and sound out, "
             "or leave custom_generate out."
         )
+    mask = model_kwargs.get("attention_mask")
+    kept = input_ids.ne(-1) if mask is None else mask.bool()
+    others = _unread(model, kept, model_kwargs)
+    if others:
+        raise ForetokenError(
+            f"Foretoken reads the ids of the prompt, and generate was given {', '.join(others)}: leave that out, or "
+            "leave custom_generate out."
+        )
     if getattr(model.prepare_inputs_for_generation, "__self__", model) is not model:
         raise ForetokenError(
             f"The inputs of {type(model).__name__} are prepared by another object, as with peft's prompt and prefix "
             "tuning, and Foretoken would leave that out: use LoRA, or leave custom_generate out."
         )
     engine = load(model, drafter=draft_model, tree=tree, method=method, verifier=verifier, law=law)
-    mask = model_kwargs.get("attention_mask")
-    kept = input_ids.ne(-1) if mask is None else mask.bool()
-    max_new = generation_config.max_length - input_ids.shape[1]
-    eos = frozenset(_ids(generation_config.eos_token_id))
+    # A criterion of the caller takes the place of generate's own one of its class.
+    own = {type(each).__name__: each for each in stopping_criteria or ()}
+    max_new = own.get("MaxLengthCriteria", generation_config).max_length - input_ids.shape[1]
+    eos = frozenset(_ids(own.get("EosTokenCriteria", generation_config).eos_token_id))
     seeds = torch.randint(2**62, (len(input_ids),)).tolist()
     stops: dict[Sequence, Callable[[list[int]], bool]] = {}  # whether the criteria stop a row's text with these ids
     for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
@@ -93,16 +100,7 @@ def custom_generate(
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(stops), slots)
     for sequence in stops:
         decoder.join(sequence)
-    while decoder.sequences:
-        steps = decoder.step()
-        check_grammars(logits_processor or ())
-        for sequence, step in steps:
-            new = range(len(sequence.ids) - len(step.tokens) + 1, len(sequence.ids) + 1) if stopping_criteria else ()
-            cut = next((length for length in new if stops[sequence](sequence.ids[:length])), None)
-            if cut is not None:
-                del sequence.ids[cut:]
-                if not sequence.finished:
-                    decoder.leave(sequence)
+    _decode(decoder, stops, logits_processor or (), waits=not eos)
     pad = next(iter(_ids(generation_config.pad_token_id) + _ids(generation_config.eos_token_id)), 0)
     rows = [
         torch.cat([input_ids[i].cpu(), torch.tensor(s.ids[s.num_prompt :], dtype=torch.long)])
@@ -117,15 +115,57 @@ def _refuse(config: Any, processors: Any) -> None:
         raise ForetokenError("Foretoken decodes one sequence per prompt: use num_beams=1 and num_return_sequences=1.")
     if config.prompt_lookup_num_tokens:
         raise ForetokenError("prompt_lookup_num_tokens is not used here: leave it out, and give draft_model='ngram'.")
-    for name in ("penalty_alpha", "dola_layers"):
+    for name in ("penalty_alpha", "dola_layers", "force_words_ids", "constraints"):
         if getattr(config, name, None):
             raise ForetokenError(f"Foretoken does not decode by {name}: leave it out.")
     for name in OUTPUTS:
         if getattr(config, name, None):
             raise ForetokenError(f"Foretoken returns ids only: leave {name} off.")
-    for processor in processors:
-        if type(processor).__name__ in STATEFUL:
-            raise ForetokenError(f"{type(processor).__name__} keeps state between calls, so it cannot run on a tree.")
+    check_processors(processors)
+
+
+def _decode(decoder: Decoder, stops: dict[Sequence, Callable[[list[int]], bool]], processors: Any, waits: bool) -> None:
+    """Decode the texts that have joined until all are finished or stopped, and cut them where they stop.
+
+    decoder: it holds the texts.
+    stops: per text, whether the criteria stop it with these ids.
+    processors: those of the call.
+    waits: whether a text that is stopped goes on until all are, as in `generate` where no token ends a text.
+    """
+    ends: dict[Sequence, int] = {}  # the number of new tokens at which a text is stopped
+    while decoder.sequences:
+        steps = decoder.step()
+        check_grammars(processors)
+        for sequence, step in steps:
+            for length in range(len(sequence.ids) - len(step.tokens) + 1, len(sequence.ids) + 1):
+                if sequence not in ends and stops[sequence](sequence.ids[:length]):
+                    ends[sequence] = length - sequence.num_prompt
+        last = max(ends.values()) if len(ends) == len(stops) else None
+        for sequence, _ in steps:
+            end = last if waits else ends.get(sequence)
+            if end is not None and sequence.num_new >= end:
+                del sequence.ids[sequence.num_prompt + end :]
+                if not sequence.finished:
+                    decoder.leave(sequence)
+
+
+def _unread(model: HFModel, kept: Tensor, inputs: Any) -> list[str]:
+    """Return the names of a model's inputs besides its ids that would change its logits, and that are not read here.
+
+    kept: which ids of the prompts are no padding [b, t].
+    inputs: name -> input. Zeros among them say that all is text, where the model reads more than that.
+    """
+    cache, positions = inputs.get("past_key_values"), inputs.get("position_ids")
+    found = ["past_key_values"] if cache is not None and cache.get_seq_length() > 0 else []
+    counted = kept.long().cumsum(-1) - 1
+    if positions is not None and not found:
+        own = positions.shape[-1] != kept.shape[1] or bool((positions != counted)[..., kept].any())
+        found += ["position_ids"] if own else []
+    text_only = model.config.get_text_config() is model.config
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and name not in ("attention_mask", "position_ids") and (text_only or value.any()):
+            found.append(name)
+    return found
 
 
 def _is_encoded(value: Any) -> bool:
@@ -150,7 +190,7 @@ def _of_row(
 
 def _stopped(criteria: Any, row: int, batch: int, padding: Tensor, ids: list[int]) -> bool:
     """Whether criteria stop the text of a row, asked as `generate` would ask; row, batch, padding: as in `_of_row`."""
-    return bool(criteria(torch.cat([padding, torch.tensor(ids)]).expand(batch, -1), None)[row])
+    return bool(criteria and criteria(torch.cat([padding, torch.tensor(ids)]).expand(batch, -1), None)[row])
 
 
 def _ids(value: Any) -> list[int]:

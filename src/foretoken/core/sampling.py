@@ -23,6 +23,8 @@ LARGEST = 2**31 - 1  # top_k for compiled loops; no vocabulary is larger
 SMALLEST = 1e-30  # the least divisor of float32 scores; by it scores that differ at all are infinitely far apart
 COLDEST = 1e-20  # below this temperature a quotient of float32 scores could overflow
 NOT_FINITE = "NaN or infinite logits"
+# Processors of transformers that keep state from call to call, which has no meaning on a tree of alternatives.
+STATEFUL = ("UnbatchedClassifierFreeGuidanceLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor")
 
 
 @runtime_checkable
@@ -61,7 +63,7 @@ class Sampling:
         called once per visited node with the node's own prefix, so that it must depend on its arguments alone (one that
         counts its calls has no meaning on a tree).
 
-    Raises ForetokenError for a number out of its range.
+    Raises ForetokenError for a number out of its range, and for transformers' processors that keep state between calls.
     """
 
     temperature: float = 1.0
@@ -78,6 +80,7 @@ class Sampling:
         check_sampling(**{name: getattr(self, name) for name in CHECKED})
         if not isinstance(self.processors, (list, tuple)) or not all(map(callable, self.processors)):
             raise ForetokenError("processors must be a list of functions (ids, scores) -> scores, such as [processor].")
+        check_processors(self.processors)
         # They are kept as Python's own numbers, and in a dict that no caller changes while a text is written.
         for name in CHECKED:
             if name != "logit_bias":
@@ -112,13 +115,14 @@ class Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def __call__(
-        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int] | None] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
         """Return p of the token after each of m prefixes, float32 or float64 [m, v].
 
         logits: the model's scores of the next token [m, v].
         prefixes: the ids of prompt and output before it, one iterable per row; read only if `reads_prefix`, so that a
-            generator costs nothing else.
+            generator costs nothing else. None: the text has ended before this row, which penalties and processors
+            leave as it is.
         num_prompt: how many ids of each prefix are the prompt.
 
         Raises NotFiniteError where a row has NaN, +inf, or no finite score.
@@ -127,7 +131,7 @@ class Sampling:
         return softmax(scores, self.temperature, self.truncation) if self.temperature > 0 else best(scores)
 
     def scores(
-        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int]] = (), num_prompt: int = 0
+        self, logits: Float[Tensor, "m v"], prefixes: Iterable[Sequence[int] | None] = (), num_prompt: int = 0
     ) -> Float[Tensor, "m v"]:
         """Return the logits after bias, penalties and processors, before temperature, float32 or float64 [m, v].
 
@@ -144,6 +148,8 @@ class Sampling:
         if not self.reads_prefix:
             return scores
         for row, prefix in zip(scores, prefixes, strict=True):
+            if prefix is None:
+                continue
             ids = torch.tensor(prefix, dtype=torch.long, device=scores.device)
             known = ids[ids < row.shape[0]]
             if self.repetition_penalty != 1:
@@ -160,11 +166,21 @@ class Sampling:
                     raise ForetokenError(
                         f"Processor {processor!r} returned {got}: it must return scores as a tensor [1, {len(row)}]."
                     )
-                row.copy_(moved[0])
+                row.copy_(moved[0].detach())
         return scores
 
 
 CHECKED = tuple(each.name for each in fields(Sampling) if each.name != "processors")  # what `check_sampling` takes
+
+
+def check_processors(processors: Iterable[object]) -> None:
+    """Refuse those of transformers' `processors` that keep state between calls, also within lists of processors."""
+    for processor in processors:
+        name = type(processor).__name__
+        if name in STATEFUL:
+            raise ForetokenError(f"{name} keeps state between calls, so it cannot run on a tree.")
+        if isinstance(processor, list):
+            check_processors(processor)
 
 
 def best(scores: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:

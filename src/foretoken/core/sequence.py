@@ -106,7 +106,8 @@ class Sequence:
         """Return p after the committed ids and each of m suffixes [m, v].
 
         logits: the model's scores of the next token, one row per suffix [m, v].
-        suffixes: the ids that follow the committed ones, per row; read only where `sampling.reads_prefix`.
+        suffixes: the ids that follow the committed ones, per row; read only where `sampling.reads_prefix`. After one
+            that ends the text no token is drawn, so that penalties and processors leave such a row as it is.
         """
         return self.sampling(logits, self._prefixes(suffixes), self.num_prompt)
 
@@ -117,8 +118,10 @@ class Sequence:
         """
         return self.sampling.scores(logits, self._prefixes(suffixes), self.num_prompt)
 
-    def _prefixes(self, suffixes: Iterable[Iterable[int]]) -> Iterator[list[int]]:
-        return (self.ids + list(suffix) for suffix in suffixes)
+    def _prefixes(self, suffixes: Iterable[Iterable[int]]) -> Iterator[list[int] | None]:
+        for suffix in suffixes:
+            ids = list(suffix)
+            yield None if self.eos_ids.intersection(ids) else self.ids + ids
 
     def commit(self, tree: TokenTree, path: tuple[int, ...], token: int) -> Step:
         """Append the tokens of a step; tree, path, token: as in `emitted`."""

@@ -108,7 +108,7 @@ def explained(model: str, logits: Float[Tensor, "m v"]) -> NotFiniteError:
     logits: before bias, penalties and processors [m, v].
     """
     if bool(((logits < math.inf).all(-1) & logits.isfinite().any(-1)).all()):
-        return NotFiniteError("The logit bias or a logits processor left no token to choose from.")
+        return NotFiniteError("The logit bias or a logits processor gave NaN or +inf, or left no token to choose from.")
     return NotFiniteError(f"Model {model} gave NaN or infinite logits: check its weights and dtype.")
 
 
