@@ -207,15 +207,16 @@ def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
     _llguidance()
     from llguidance import LLTokenizer
 
+    end: Any = tokenizer.eos_token_id
     try:
         spec = _as_read(tokenizer)
-        known = LLTokenizer(json.dumps(spec), eos_token=tokenizer.eos_token_id)
+        known = LLTokenizer(json.dumps(spec), eos_token=end)
         texts = {i: [str(tokenizer.decode([i] * n, clean_up_tokenization_spaces=False)) for n in (1, 2)]
                  for i, token in tokenizer.added_tokens_decoder.items() if not token.special}  # fmt: skip
         unlike = {i for i, (one, two) in texts.items() if known.decode_bytes([i]) != two[len(one) :].encode()}
         for token in spec["added_tokens"]:
             token["special"] |= token["id"] in unlike  # which no grammar takes for text
-        return LLTokenizer(json.dumps(spec), eos_token=tokenizer.eos_token_id) if unlike else known
+        return LLTokenizer(json.dumps(spec), eos_token=end) if unlike else known
     except Exception as error:  # the parser raises whatever its own reader does
         raise ForetokenError(f"Grammars cannot read the tokenizer of this model: {_line(error)}.") from error
 
