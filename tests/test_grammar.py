@@ -1,16 +1,19 @@
 """Constrained generation: every text is in the grammar, and its law is the target's, masked at every token."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import foretoken
 import tiny
 import tiny_tables as tables
+import tokenizers_zoo as zoo
 from foretoken import ForetokenError, Grammar
 from foretoken.audit.decoding import Ids, deviation
 from foretoken.audit.table import TableLM, random_table
@@ -26,6 +29,7 @@ from foretoken.decode import NoDrafter
 from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.models.grammar import GrammarConstraint
+from foretoken.models.text import TextStream
 from foretoken.serve.batch import Batch
 from foretoken.serve.worker import Worker
 from foretoken.trees import static
@@ -322,3 +326,44 @@ def test_thousands_of_texts_are_in_the_grammar(engines, kind):
         found = texts(engines[kind], grammar, 200)
         assert len(found) > 150
         assert all(valid(text) for text in found), found
+
+
+def a_space_first():
+    tokenizer = zoo.byte_level()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return tokenizer
+
+
+def added():
+    """Tokens that the decoder reads otherwise than they are written."""
+    tokenizer = zoo.sentencepiece_bpe()
+    tokenizer.add_tokens(["hex", "▁▁▁"])
+    return tokenizer
+
+
+def no_bytes():
+    """As T5 itself."""
+    core = Tokenizer(models.Unigram([("</s>", 0.0), *((piece, -1.0) for piece in zoo.SENTENCE)], unk_id=0))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁")
+    core.decoder = decoders.Metaspace(replacement="▁")
+    return zoo.wrap(core, eos_token="</s>")
+
+
+@pytest.mark.parametrize("make", [zoo.byte_level, a_space_first, zoo.sentencepiece_bpe, added, zoo.unigram, no_bytes])
+def test_a_grammar_is_held_as_the_tokenizers_own_decoder_writes_the_text(make):
+    """Texts of tokens that are drawn among those that may come."""
+    tokenizer, draw, ended = make(), random.Random(0), 0
+    end, prompt = tokenizer.eos_token_id, tokenizer("the")["input_ids"]
+    for pattern in ("(hex|the| the|hello| ){2,5}x", "   +a", "( h|e){2,4}"):
+        grammar = Grammar.regex(pattern)
+        for _ in range(10):
+            held, ids = grammar.constraint(tokenizer, frozenset({end}), len(prompt)), list(prompt)
+            while ids[-1] != end and len(ids) < 40:
+                allowed = torch.nonzero(held(torch.tensor([ids]), torch.zeros(1, 400))[0] == 0)[:, 0].tolist()
+                assert held.failed is None
+                ids.append(draw.choice(allowed))
+            stream = TextStream(tokenizer, (), prompt)
+            text = stream.push(ids[len(prompt) :]) + stream.finish()
+            ended += ids[-1] == end
+            assert re.fullmatch(pattern, text) or ids[-1] != end
+    assert ended > 20

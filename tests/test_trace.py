@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 import foretoken
 import tiny
+import tokenizers_zoo as zoo
 from foretoken.trace import record as recording
+from foretoken.trace.page import labels_of
 from thinning import one_in
 
 CASES = [("chain:4", 0.8), ("kary:2x3", 0.8), ("kary:2x3", 0.0), ("dynamic:6", 0.8), ("budget:8", 0.8)]
@@ -163,3 +166,23 @@ def test_the_command_writes_the_page(folders, tmp_path, run):
     (text,) = record_of(file)[0]["texts"]
     assert "x" + "".join(text["pieces"]) + "\n" == out
     run.refused("it is a folder", *line, "--trace", tmp_path)
+
+
+def test_the_label_of_a_token_is_its_text_inside_a_text():
+    for make, labels in (
+        (zoo.wordpiece, {"the": " the", "##llo": "llo", "[SEP]": "[SEP]"}),
+        (zoo.sentencepiece_bpe, {"▁the": " the", "▁▁": "  ", "he": "he", "<0xC3>": "\ufffd", "</s>": "</s>"}),
+        (zoo.byte_level, {"Ġthe": " the", "Ã": "\ufffd", "Ã©": "é"}),
+    ):
+        tokenizer = make()
+        label = labels_of(tokenizer)
+        assert {token: label(tokenizer.convert_tokens_to_ids(token)) for token in labels} == labels
+        assert label(len(tokenizer)) == str(len(tokenizer))
+
+
+def test_a_vocabulary_with_gaps_has_labels_up_to_its_last_token():
+    tokenizer = zoo.letters(["a", "b"])
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec["model"]["vocab"]["b"] = 7
+    label = labels_of(zoo.wrap(Tokenizer.from_str(json.dumps(spec))))
+    assert [label(token) for token in (0, 1, 7, 8)] == ["a", "1", "b", "8"]

@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from tokenizers import AddedToken, decoders
 
 import tokenizers_zoo as zoo
 from foretoken.core.errors import ForetokenError
@@ -85,6 +86,21 @@ def test_duplicate_bytes_and_added_tokens():
     vocab = vocabulary(tokenizer)
     assert vocab.spell(tokenizer("日本\n\n\n")["input_ids"]) == "日本\n\n\n".encode()
     assert vocab.ids["日本".encode()] == tokenizer.convert_tokens_to_ids("日本")
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("family", [*zoo.FAMILIES, "wordpiece that takes spaces away"])
+def test_every_token_spells_what_the_decoder_makes_of_it_inside_a_text(family):
+    """Added tokens too: decoders read them as all others, whatever they look like in the vocabulary."""
+    tokenizer = zoo.FAMILIES[family.split()[0]]()
+    if family not in zoo.FAMILIES:
+        tokenizer.backend_tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    tokenizer.add_tokens(["é", "▁▁▁", "Ġx", "wordy", AddedToken("<plain>", normalized=False), "日本", "\n\n"])
+    tokens, special = vocabulary(tokenizer).tokens, set(tokenizer.all_special_ids)
+    for i in set(tokenizer.get_vocab().values()) - special:
+        once, twice = (tokenizer.decode([i] * n, clean_up_tokenization_spaces=False) for n in (1, 2))
+        spelled = tokens[i] or b""
+        assert spelled.decode(errors="ignore" if family == "byt5" else "replace") == twice[len(once) :]
 
 
 def test_a_tokenizer_without_bytes_is_named_with_the_families_that_work():

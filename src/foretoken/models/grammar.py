@@ -7,6 +7,7 @@ two part and reads on from there, so that neighbouring nodes of a tree cost one 
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from threading import Lock
@@ -204,12 +205,44 @@ def tokens_of(tokenizer: Tokenizer) -> "LLTokenizer":
     Raises ForetokenError for one that the parser cannot read.
     """
     _llguidance()
-    from llguidance import hf
+    from llguidance import LLTokenizer
 
+    end: Any = tokenizer.eos_token_id
     try:
-        return hf.from_tokenizer(tokenizer)  # pyright: ignore[reportArgumentType]
+        spec = _as_read(tokenizer)
+        known = LLTokenizer(json.dumps(spec), eos_token=end)
+        texts = {i: [str(tokenizer.decode([i] * n, clean_up_tokenization_spaces=False)) for n in (1, 2)]
+                 for i, token in tokenizer.added_tokens_decoder.items() if not token.special}  # fmt: skip
+        unlike = {i for i, (one, two) in texts.items() if known.decode_bytes([i]) != two[len(one) :].encode()}
+        for token in spec["added_tokens"]:
+            token["special"] |= token["id"] in unlike  # which no grammar takes for text
+        return LLTokenizer(json.dumps(spec), eos_token=end) if unlike else known
     except Exception as error:  # the parser raises whatever its own reader does
         raise ForetokenError(f"Grammars cannot read the tokenizer of this model: {_line(error)}.") from error
+
+
+def _as_read(tokenizer: Any) -> dict[str, Any]:
+    """Return the JSON of a `tokenizer` as the parser understands it.
+
+    Of decoders the parser knows two kinds, and it takes for granted that no space is put before a text.
+
+    Raises ValueError for a tokenizer that has no JSON.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError("only fast tokenizers are supported")
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    spec = json.loads(backend.to_str())
+    before, decoder = spec["pre_tokenizer"] or {}, spec["decoder"] or {}
+    for part in before.get("pretokenizers", [before]):
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+    for part in decoder.get("decoders", [decoder]):
+        if part.get("type") == "Metaspace":
+            written = {"type": "Replace", "pattern": {"String": part["replacement"]}, "content": " "}
+            spec["decoder"] = {"type": "Sequence", "decoders": [written, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    return spec
 
 
 @lru_cache(maxsize=4)

@@ -10,6 +10,8 @@ from foretoken.models.folder import no_template, refused_by_template
 
 CONTEXT = 8  # prompt ids that are decoded with the first output, since decoders treat the start of a text specially
 REPLACEMENT = "\ufffd"  # what decoders write for an incomplete character
+LONGEST = 3  # the most such signs for one
+BROKEN = 64  # tokens after which what is no whole character, or has no text, is taken as it is
 ANSWER = "foretoken-answer"  # stands for an answer, to find what a template writes behind one
 
 
@@ -96,7 +98,8 @@ def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
 class TextStream:
     """A decoder of one output that returns its text as soon as it is certain.
 
-    An incomplete character is held back, and so is text that may be the beginning of a stop string.
+    An incomplete character is held back, and so is text that may be the beginning of a stop string. The whole text is
+    the same however the ids are cut into pieces.
 
     stopped: whether a stop string was found; it and everything behind it is left out.
     """
@@ -106,44 +109,68 @@ class TextStream:
 
         tokenizer: the target's.
         stops: strings that end the text.
-        prompt_ids: ids before the output; the last CONTEXT of them are used, or a few more to begin with a character.
+        prompt_ids: ids before the output; the last CONTEXT of them are used, or more to begin with a character and to
+            have any text.
         """
         self.tokenizer = tokenizer
         self.stops = tuple(stop for stop in stops if stop)
         self.stopped = False
-        for count in (*range(CONTEXT, CONTEXT + 4), CONTEXT):  # a character has up to four tokens
-            self._ids = list(prompt_ids[-count:])
-            if not self._decode(0, count).startswith(REPLACEMENT):
+        count = CONTEXT
+        while count < len(prompt_ids) and not self._decode(prompt_ids[-count:]):
+            count *= 2
+        for longer in (*range(count, count + LONGEST + 1), count):
+            self._ids = list(prompt_ids[-longer:])
+            if not self._decode(self._ids).startswith(REPLACEMENT):
                 break
         self._start = 0  # index of the first id that is decoded again with new ones
         self._num_prompt = self._settled = len(self._ids)  # _settled: number of ids whose text was returned or is held
+        self._given = self._decode(self._ids)  # what the ids from _start on spell, as far as it is certain
         self._held = ""
 
-    def push(self, ids: tuple[int, ...] | list[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """Take the next ids of the output and return the text that has become certain."""
         if self.stopped:
             return ""
         self._ids.extend(ids)
-        before, now = self._decode(self._start, self._settled), self._decode(self._start, len(self._ids))
-        if now.endswith(REPLACEMENT):
-            return ""
-        if self._settled > self._num_prompt or not before.endswith(REPLACEMENT):  # a prompt may end inside a character
-            self._start = self._settled
-        self._settled = len(self._ids)
-        return self._release(self._held + _after(before, now))
+        now = self._decode(self._ids[self._start :])
+        if len(ids) > 1 and not (now.startswith(self._given) and REPLACEMENT not in now[len(self._given) :]):
+            del self._ids[-len(ids) :]  # parts of characters: what is certain of them is found out id by id
+            return "".join([self.push([token]) for token in ids])
+        signs = len(now) - len(now.rstrip(REPLACEMENT))
+        if len(self._ids) - self._settled >= BROKEN or (not signs and now != self._given):
+            return self._settle(now)
+        text = _after(self._given, now[: len(now) - min(signs, LONGEST)]) or ""
+        self._given += text
+        return self._release(self._held + text)
 
     def finish(self) -> str:
         """End the output and return the text that was held back."""
         if self.stopped:
             return ""
-        before, now = self._decode(self._start, self._settled), self._decode(self._start, len(self._ids))
-        text = self._release(self._held + _after(before, now)) + self._held
-        self._held, self._settled = "", len(self._ids)
+        text = self._settle(self._decode(self._ids[self._start :])) + self._held
+        self._held = ""
         return text
 
-    def _decode(self, start: int, end: int) -> str:
-        ids = self._ids[start:end]
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def _settle(self, now: str) -> str:
+        """Take all ids as certain, and return what `_release` lets out of their text.
+
+        now: what the ids from _start on spell.
+        """
+        text, new = _after(self._given, now), self._ids[self._settled :]
+        if text is None:  # decoders may read the parts of a character otherwise with what follows: read that alone
+            text = self._decode([*new, *new])[len(self._decode(new)) :]
+        if now == self._given:  # no text, and a decoder that treats a text's start specially might begin behind it
+            del self._ids[self._settled :]
+        elif self._settled > self._num_prompt or not self._given.endswith(
+            REPLACEMENT
+        ):  # a prompt may end in a character
+            self._start = self._settled
+        self._settled = len(self._ids)
+        self._given = self._decode(self._ids[self._start :])
+        return self._release(self._held + text)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _release(self, text: str) -> str:
         """Return `text` up to a stop string; without one, all but an end that may be the beginning of a stop string.
@@ -163,12 +190,12 @@ class TextStream:
         return text
 
 
-def _after(before: str, now: str) -> str:
-    """Return what a text has more than its beginning.
+def _after(before: str, now: str) -> str | None:
+    """Return what a text has more than its beginning; None where it does not begin so.
 
     before: the beginning as it was decoded by itself: signs at its end may stand for parts of a character.
     now: the text, where these parts may have become a character.
     """
     while before.endswith(REPLACEMENT) and not now.startswith(before):
         before = before[:-1]
-    return now[len(before) :]
+    return now[len(before) :] if now.startswith(before) else None

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-from foretoken.models.text import Tokenizer
+from foretoken.models.text import REPLACEMENT, Tokenizer
 
 Label = Callable[[int], str]  # the text that stands for a token id
 PARTS = {"__STYLE__": "tinted.css", "__LEGEND__": "legend.html", "__TREES__": "tree.js"}  # of every page with trees
-SPACE_SIGN = "\u2581"  # stands for a space in some tokenizers, which do not decode it at the beginning of a text
 
 
 def composed(template: str) -> str:
@@ -24,12 +23,21 @@ def labels_of(tokenizer: Tokenizer | None) -> Label:
     tokenizer: the target's; None where there is none, and ids are shown as numbers.
     """
 
+    if tokenizer is None:
+        return str
+    known = set(tokenizer.get_vocab().values())
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+    def written(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     @cache
     def label(token: int) -> str:
-        if tokenizer is None or token >= len(tokenizer):  # a padded head has ids without a token
+        if token not in known:  # a padded head has ids without a token, and so has a vocabulary with gaps
             return str(token)
-        text = str(tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        piece = str(tokenizer.convert_ids_to_tokens(token))
-        return f" {text}" if piece.startswith(SPACE_SIGN) and not text.startswith(" ") else text
+        text = written([token])
+        if token in special or REPLACEMENT in text:
+            return text
+        return written([token, token])[len(text) :]  # at the beginning of a text decoders may leave out a space
 
     return label

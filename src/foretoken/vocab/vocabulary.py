@@ -176,16 +176,17 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
         backend.no_truncation()  # the caller's own stays as it is
         backend.no_padding()
     special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
-    literal = {i: str(t) for i, t in tok.added_tokens_decoder.items() if not t.special}
+    added = [i for i, t in tok.added_tokens_decoder.items() if not t.special]
+    shown = dict(zip(added, tok.convert_ids_to_tokens(added), strict=True))  # which a normaliser may have changed
     for content in tok.all_special_tokens:  # those that are tokens of the model, not added ones
         special.setdefault(content, tok.convert_tokens_to_ids(content))
-    spell = _byt5 if spec is None else _speller(spec, name)
+    spell = _byt5 if spec is None or backend is None else _speller(spec, backend, name)
     entries: dict[str, int] = tok.get_vocab()
     tokens: list[bytes | None] = [None] * (max(entries.values(), default=-1) + 1)
     silent = set(special.values()) | ({_unknown(spec, entries)} if spec else set())
     for token, i in entries.items():
         if i not in silent:
-            tokens[i] = literal[i].encode() if i in literal else spell(token)
+            tokens[i] = shown[i].encode() if i in shown and spec is None else spell(shown.get(i, token))
     fallback = frozenset(i for token, i in entries.items() if BYTE.fullmatch(token)) if spec else frozenset()
     begins = tok("a")["input_ids"]
     prefix = begins[: next((n for n, i in enumerate(begins) if i not in special.values()), 0)]
@@ -199,7 +200,7 @@ def _unknown(spec: dict[str, Any], entries: dict[str, int]) -> int | None:
     return model["unk_id"] if "unk_id" in model else entries.get(model.get("unk_token") or "")
 
 
-def _speller(spec: dict[str, Any], name: str) -> Any:
+def _speller(spec: dict[str, Any], backend: Backend, name: str) -> Any:
     """Return the function from a token, as the file shows it, to its bytes, by the tokenizer's kind of decoder."""
     decoder: dict[str, Any] = spec["decoder"] or {"type": "none"}
     parts: dict[str, dict[str, Any]] = {d["type"]: d for d in decoder.get("decoders", [decoder])}
@@ -207,8 +208,8 @@ def _speller(spec: dict[str, Any], name: str) -> Any:
     if "ByteLevel" in parts:
         return _byte_level
     if "WordPiece" in parts:
-        prefix = parts["WordPiece"]["prefix"]
-        return lambda token: (token[len(prefix) :] if token.startswith(prefix) else " " + token).encode()
+        decode: Any = backend.decoder.decode  # which may put no space before some signs
+        return lambda token: decode(["a", token])[1:].encode()
     if "Metaspace" in parts or spaced:
         return _sentencepiece
     raise _no_bytes(name, f"its decoder is {' and '.join(parts)}")
