@@ -161,10 +161,8 @@ class TextStream:
             text = self._decode([*new, *new])[len(self._decode(new)) :]
         if now == self._given:  # no text, and a decoder that treats a text's start specially might begin behind it
             del self._ids[self._settled :]
-        elif self._settled > self._num_prompt or not self._given.endswith(
-            REPLACEMENT
-        ):  # a prompt may end in a character
-            self._start = self._settled
+        elif self._settled > self._num_prompt or not self._given.endswith(REPLACEMENT):
+            self._start = self._settled  # else the prompt ends inside a character
         self._settled = len(self._ids)
         self._given = self._decode(self._ids[self._start :])
         return self._release(self._held + text)
