@@ -40,7 +40,10 @@ OWN: dict[str, dict[str, Any]] = {
     # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
     "gemma3": {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5},
     "phi3": {"sliding_window": 5, "pad_token_id": 0},
+    # Five layers, of which the fourth does not rotate queries and keys.
+    "smollm3": {"num_hidden_layers": 5, "pad_token_id": 0},
 }
+INTERLEAVED = ("llama", "smollm3")  # whose files have the rows of query and key heads in another order
 ARCHITECTURES = tuple(OWN)
 
 
@@ -160,7 +163,7 @@ def save(
 
     def ordered(name: str) -> np.ndarray:
         values = state[name].numpy()
-        if architecture != "llama" or (n := heads.get(name.split(".")[-2])) is None:
+        if architecture not in INTERLEAVED or (n := heads.get(name.split(".")[-2])) is None:
             return values
         return values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
@@ -245,7 +248,7 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    if words not in ("llama-bpe", "tekken"):
+    if words not in ("llama-bpe", "smaug-bpe", "tekken"):
         writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
@@ -274,6 +277,6 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3"), 305) | dict.fromkeys(
+VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3"), 305) | dict.fromkeys(
     ("gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
 )

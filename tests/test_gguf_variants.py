@@ -111,9 +111,10 @@ def test_values_per_layer_that_are_all_the_same(tmp_path: Path) -> None:
         contents(written_path(tmp_path, **{"llama.feed_forward_length": [96, 64]}))
 
 
-def test_biases_of_the_mlp(tmp_path: Path) -> None:
-    made = gguf_zoo.model("llama", mlp_bias=True)
-    gguf_zoo.save(made, "llama", tmp_path / "model.gguf")
+@pytest.mark.parametrize("architecture", ["llama", "smollm3"])
+def test_biases_of_the_mlp(tmp_path: Path, architecture: str) -> None:
+    made = gguf_zoo.model(architecture, mlp_bias=True)
+    gguf_zoo.save(made, architecture, tmp_path / "model.gguf")
     found = contents(tmp_path / "model.gguf")
     assert {weight.name for weight in found.weights} == made.state_dict().keys() - {"lm_head.weight"}
 

@@ -79,7 +79,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if prefix == "phi3" and rotary["rope_type"] == "longrope":  # which it takes before that of rope_parameters
         options["original_max_position_embeddings"] = rotary["original_max_position_embeddings"]
     options["rope_parameters"] = rotary
-    if prefix == "llama":
+    if prefix in ("llama", "smollm3"):
         options["attention_bias"] = "blk.0.attn_output.bias" in shapes
         options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
     config = AutoConfig.for_model(architecture.model_type, **options)
