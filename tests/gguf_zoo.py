@@ -42,8 +42,14 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 5, "pad_token_id": 0},
     # Five layers, of which the fourth does not rotate queries and keys.
     "smollm3": {"num_hidden_layers": 5, "pad_token_id": 0},
+    "granite": {
+        "residual_multiplier": 0.25,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 0.75,
+        "attention_multiplier": 0.3,
+    },
 }
-INTERLEAVED = ("llama", "smollm3")  # whose files have the rows of query and key heads in another order
+INTERLEAVED = ("llama", "smollm3", "granite")  # whose files have the rows of query and key heads in another order
 ARCHITECTURES = tuple(OWN)
 
 
@@ -139,6 +145,11 @@ def save(
     if hasattr(config, "head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture in ("gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window or 0)
     if vocabulary is None:
@@ -277,6 +288,6 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3"), 305) | dict.fromkeys(
+VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite"), 305) | dict.fromkeys(
     ("gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
 )

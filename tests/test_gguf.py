@@ -59,6 +59,7 @@ def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkey
         ("qwen2", {}),
         ("qwen3", {}),
         ("smollm3", {"attention_bias": True}),
+        ("granite", {"attention_bias": True}),
     ],
 )
 def test_queries_keys_and_values_in_one_matrix(tmp_path: Path, architecture: str, how: dict[str, Any]):

@@ -52,6 +52,7 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved=True),
     "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved=True),
+    "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _HEAD_NORMS),
     "phi3": Architecture(
