@@ -48,9 +48,11 @@ OWN: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.75,
         "attention_multiplier": 0.3,
     },
+    "gemma": {"head_dim": 32},  # its files have no LM head of their own
 }
 INTERLEAVED = ("llama", "smollm3", "granite")  # whose files have the rows of query and key heads in another order
 ARCHITECTURES = tuple(OWN)
+UNTIED = tuple(name for name in OWN if name != "gemma")
 
 
 def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
@@ -63,6 +65,8 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
     with torch.no_grad():
         for parameter in made.parameters():
             values = torch.randn_like(parameter) * 0.15
+            if architecture == "gemma" and parameter.ndim == 1:  # these norms multiply by 1 more than the others
+                values -= 1
             # Apart from 0 by more than what is lost as 1 is added in float32 and taken away again.
             parameter.copy_((values + values.sign() * 0.01).to(torch.bfloat16).float())
     return made
@@ -71,10 +75,10 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
 def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> PreTrainedModel:
     """A model whose rows fill blocks of 256 weights; a Llama's rotary positions are scaled.
 
-    head_dim: of qwen3 and gemma3.
+    head_dim: of qwen3, gemma and gemma3.
     """
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in ("qwen3", "gemma", "gemma3"):
         sizes["head_dim"] = head_dim
     if architecture == "llama":
         scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -153,7 +157,7 @@ def save(
     if architecture in ("gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window or 0)
     if vocabulary is None:
-        vocabulary = {"gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
+        vocabulary = {"gemma": sentencepiece, "gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
             architecture, byte_level
         )
     vocabulary(writer)
@@ -185,7 +189,7 @@ def save(
         part = name.split(".")[-2]
         if fused and part in ("k_proj", "v_proj"):
             continue
-        if architecture == "gemma3" and part.endswith("norm"):
+        if architecture in ("gemma", "gemma3") and part.endswith("norm"):
             values = values + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if fused and part == "q_proj":
@@ -289,5 +293,5 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
 
 
 VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite"), 305) | dict.fromkeys(
-    ("gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
+    ("gemma", "gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
 )

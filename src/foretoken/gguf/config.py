@@ -62,7 +62,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
     head_dim = value("attention.key_length", hidden_size // heads)
-    if prefix in ("qwen3", "gemma3") or head_dim != hidden_size // heads:
+    if prefix in ("qwen3", "gemma", "gemma3") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
     rotary, window = _rotary(reader, prefix, head_dim), value("attention.sliding_window") or None  # 0 stands for none
     if prefix == "gemma3":

@@ -67,6 +67,7 @@ ARCHITECTURES = {
             "ffn_down": "mlp.down_proj",
         },
     ),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", _LAYER, norm_offset=1.0),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",
