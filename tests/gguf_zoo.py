@@ -48,6 +48,7 @@ OWN: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.75,
         "attention_multiplier": 0.3,
     },
+    "seed_oss": {"head_dim": 32},
     "gemma": {"head_dim": 32},  # its files have no LM head of their own
 }
 INTERLEAVED = ("llama", "smollm3", "granite")  # whose files have the rows of query and key heads in another order
@@ -75,10 +76,10 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
 def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> PreTrainedModel:
     """A model whose rows fill blocks of 256 weights; a Llama's rotary positions are scaled.
 
-    head_dim: of qwen3, gemma and gemma3.
+    head_dim: of qwen3, gemma, gemma3 and seed_oss.
     """
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma", "gemma3"):
+    if architecture in ("qwen3", "gemma", "gemma3", "seed_oss"):
         sizes["head_dim"] = head_dim
     if architecture == "llama":
         scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -292,6 +293,6 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite"), 305) | dict.fromkeys(
+VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite", "seed_oss"), 305) | dict.fromkeys(
     ("gemma", "gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
 )

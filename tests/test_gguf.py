@@ -63,6 +63,8 @@ def test_model_is_the_same(tmp_path: Path, architecture: str, tied: bool, monkey
         ("smollm3", {"attention_bias": True}),
         ("granite", {"attention_bias": True}),
         ("gemma", {}),
+        ("seed_oss", {}),
+        ("seed_oss", {"attention_bias": False}),
     ],
 )
 def test_queries_keys_and_values_in_one_matrix(tmp_path: Path, architecture: str, how: dict[str, Any]):

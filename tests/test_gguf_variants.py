@@ -202,6 +202,7 @@ def test_other_names_for_llama_3s_words(tmp_path: Path, words: str) -> None:
     [
         ("dbrx", False, "don'T 1234/\n", ["don", "'T", "Ġ", "123", "4", "/Ċ"]),
         ("gpt-4o", False, "don'T HelloWORLD 1234/\n", ["don'T", "ĠHello", "WORLD", "Ġ", "123", "4", "/Ċ"]),
+        ("seed-coder", False, "don'T a;\n12", ["don", "'T", "Ġa", ";", "Ċ", "1", "2"]),
         ("tekken", True, "don'T HelloWORLD 12/\n", ["don", "'T", "ĠHello", "WORLD", "Ġ", "1", "2", "/Ċ"]),
         ("deepseek-coder", False, "don'T, a+b  12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "ĠĠ", "1", "2", "Ċ"]),
         ("refact", False, "don'T, a+b 12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "Ġ", "1", "2", "Ċ"]),

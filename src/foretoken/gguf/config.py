@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
-from foretoken.gguf.tensors import FREQUENCIES, LONG, OF_ROTARY, SHORT, architecture_of
+from foretoken.gguf.tensors import FREQUENCIES, FUSED, LONG, OF_ROTARY, SHORT, architecture_of
 from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
@@ -62,7 +62,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
     head_dim = value("attention.key_length", hidden_size // heads)
-    if prefix in ("qwen3", "gemma", "gemma3") or head_dim != hidden_size // heads:
+    if prefix in ("qwen3", "gemma", "gemma3", "seed_oss") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
     rotary, window = _rotary(reader, prefix, head_dim), value("attention.sliding_window") or None  # 0 stands for none
     if prefix == "gemma3":
@@ -93,6 +93,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if prefix in ("llama", "smollm3", "granite"):
         options["attention_bias"] = "blk.0.attn_output.bias" in shapes
         options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
+    if prefix == "seed_oss":
+        options["attention_bias"] = any(f"blk.0.{part}.bias" in shapes for part in ("attn_q", FUSED))
     config = AutoConfig.for_model(architecture.model_type, **options)
     config.architectures = [architecture.class_name]
     return config

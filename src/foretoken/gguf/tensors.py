@@ -67,6 +67,11 @@ ARCHITECTURES = {
             "ffn_down": "mlp.down_proj",
         },
     ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        {"post_attention_norm" if own == "ffn_norm" else own: name for own, name in _LAYER.items()},
+    ),
     "gemma": Architecture("gemma", "GemmaForCausalLM", _LAYER, norm_offset=1.0),
     "gemma3": Architecture(
         "gemma3_text",
