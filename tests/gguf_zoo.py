@@ -40,8 +40,20 @@ OWN: dict[str, dict[str, Any]] = {
     # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
     "gemma3": {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5},
     "phi3": {"sliding_window": 5, "pad_token_id": 0},
+    # Five layers, of which the fourth does not rotate queries and keys.
+    "smollm3": {"num_hidden_layers": 5, "pad_token_id": 0},
+    "granite": {
+        "residual_multiplier": 0.25,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 0.75,
+        "attention_multiplier": 0.3,
+    },
+    "seed_oss": {"head_dim": 32},
+    "gemma": {"head_dim": 32},  # its files have no LM head of their own
 }
+INTERLEAVED = ("llama", "smollm3", "granite")  # whose files have the rows of query and key heads in another order
 ARCHITECTURES = tuple(OWN)
+UNTIED = tuple(name for name in OWN if name != "gemma")
 
 
 def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
@@ -54,6 +66,8 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
     with torch.no_grad():
         for parameter in made.parameters():
             values = torch.randn_like(parameter) * 0.15
+            if architecture == "gemma" and parameter.ndim == 1:  # these norms multiply by 1 more than the others
+                values -= 1
             # Apart from 0 by more than what is lost as 1 is added in float32 and taken away again.
             parameter.copy_((values + values.sign() * 0.01).to(torch.bfloat16).float())
     return made
@@ -62,10 +76,10 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
 def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> PreTrainedModel:
     """A model whose rows fill blocks of 256 weights; a Llama's rotary positions are scaled.
 
-    head_dim: of qwen3 and gemma3.
+    head_dim: of qwen3, gemma, gemma3 and seed_oss.
     """
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in ("qwen3", "gemma", "gemma3", "seed_oss"):
         sizes["head_dim"] = head_dim
     if architecture == "llama":
         scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -136,10 +150,15 @@ def save(
     if hasattr(config, "head_dim"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     if architecture in ("gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window or 0)
     if vocabulary is None:
-        vocabulary = {"gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
+        vocabulary = {"gemma": sentencepiece, "gemma3": sentencepiece, "phi3": partial(sentencepiece, prefix=True)}.get(
             architecture, byte_level
         )
     vocabulary(writer)
@@ -160,7 +179,7 @@ def save(
 
     def ordered(name: str) -> np.ndarray:
         values = state[name].numpy()
-        if architecture != "llama" or (n := heads.get(name.split(".")[-2])) is None:
+        if architecture not in INTERLEAVED or (n := heads.get(name.split(".")[-2])) is None:
             return values
         return values.reshape(n, 2, len(values) // n // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
@@ -171,7 +190,7 @@ def save(
         part = name.split(".")[-2]
         if fused and part in ("k_proj", "v_proj"):
             continue
-        if architecture == "gemma3" and part.endswith("norm"):
+        if architecture in ("gemma", "gemma3") and part.endswith("norm"):
             values = values + 1
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if fused and part == "q_proj":
@@ -245,7 +264,7 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    if words not in ("llama-bpe", "tekken"):
+    if words not in ("llama-bpe", "smaug-bpe", "tekken"):
         writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
@@ -274,6 +293,6 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3"), 305) | dict.fromkeys(
-    ("gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
+VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite", "seed_oss"), 305) | dict.fromkeys(
+    ("gemma", "gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
 )

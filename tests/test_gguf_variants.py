@@ -111,11 +111,25 @@ def test_values_per_layer_that_are_all_the_same(tmp_path: Path) -> None:
         contents(written_path(tmp_path, **{"llama.feed_forward_length": [96, 64]}))
 
 
-def test_biases_of_the_mlp(tmp_path: Path) -> None:
-    made = gguf_zoo.model("llama", mlp_bias=True)
-    gguf_zoo.save(made, "llama", tmp_path / "model.gguf")
+@pytest.mark.parametrize("architecture", ["llama", "smollm3", "granite"])
+def test_biases_of_the_mlp(tmp_path: Path, architecture: str) -> None:
+    made = gguf_zoo.model(architecture, mlp_bias=True)
+    gguf_zoo.save(made, architecture, tmp_path / "model.gguf")
     found = contents(tmp_path / "model.gguf")
     assert {weight.name for weight in found.weights} == made.state_dict().keys() - {"lm_head.weight"}
+
+
+def test_the_numbers_of_granite(tmp_path: Path) -> None:
+    """A file without one of them multiplies by nothing, and attends like other models."""
+    keys = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+    config: Any = gguf_config(written(tmp_path, "granite"))
+    assert [getattr(config, key) for key in keys] == [0.3, 12.0, 0.25, 0.75]
+    more = {f"granite.{key}": 0.0 for key in ("attention.scale", "embedding_scale", "residual_scale")}
+    config = gguf_config(written(tmp_path, "granite", **more))
+    assert [getattr(config, key) for key in keys] == [0.25, 1.0, 1.0, 0.75]
+    granite_4 = {"granite.rope.scaling.finetuned": False}
+    with pytest.raises(ForetokenError, match="rotates no queries and keys"):
+        gguf_config(written(tmp_path, "granite", **granite_4))
 
 
 def byte_level_with(changes: dict[str, TokenType | None], writer: gguf.GGUFWriter) -> None:
@@ -188,6 +202,7 @@ def test_other_names_for_llama_3s_words(tmp_path: Path, words: str) -> None:
     [
         ("dbrx", False, "don'T 1234/\n", ["don", "'T", "Ġ", "123", "4", "/Ċ"]),
         ("gpt-4o", False, "don'T HelloWORLD 1234/\n", ["don'T", "ĠHello", "WORLD", "Ġ", "123", "4", "/Ċ"]),
+        ("seed-coder", False, "don'T a;\n12", ["don", "'T", "Ġa", ";", "Ċ", "1", "2"]),
         ("tekken", True, "don'T HelloWORLD 12/\n", ["don", "'T", "ĠHello", "WORLD", "Ġ", "1", "2", "/Ċ"]),
         ("deepseek-coder", False, "don'T, a+b  12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "ĠĠ", "1", "2", "Ċ"]),
         ("refact", False, "don'T, a+b 12\n", ["don", "'", "T", ",", "Ġa", "+", "b", "Ġ", "1", "2", "Ċ"]),

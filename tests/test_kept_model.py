@@ -51,7 +51,7 @@ def pack_as_loaded(model: Any) -> Any:
 
 CASES = [
     *(("llama", dtype, tied) for dtype in (torch.bfloat16, torch.float16, torch.float32) for tied in (True, False)),
-    *((name, torch.bfloat16, True) for name in ("qwen2", "qwen3", "phi3")),
+    *((name, torch.bfloat16, True) for name in ("qwen2", "qwen3", "phi3", "smollm3", "granite", "seed_oss")),
 ]
 
 

@@ -52,9 +52,11 @@ def logits(lm: CausalLM) -> torch.Tensor:
 
 
 KINDS = (TYPES.Q4_K, TYPES.Q8_0, TYPES.Q3_K, TYPES.BF16, TYPES.F32)
+OTHERS = ("qwen2", "qwen3", "phi3", "smollm3", "granite", "seed_oss")
 MADE = [
     *((architecture, kind, kind != TYPES.Q8_0) for architecture in ("llama", "gemma3") for kind in KINDS),
-    *((name, *case) for name in ("qwen2", "qwen3", "phi3") for case in ((TYPES.Q4_K, False), (TYPES.BF16, True))),
+    *((name, *case) for name in OTHERS for case in ((TYPES.Q4_K, False), (TYPES.BF16, True))),
+    *(("gemma", kind, True) for kind in (TYPES.F32, TYPES.Q8_0)),
 ]
 
 
@@ -72,7 +74,8 @@ def test_a_skeleton_is_the_model_that_transformers_makes(
     assert [each.category for each in said] == [packed.DequantisedWarning] * (kind == TYPES.Q3_K)
     whole = made_by_transformers(path, monkeypatch)
     assert lm.execution == whole.execution == "kernel"
-    has_code = architecture == "gemma3" and kind not in (TYPES.Q4_K, TYPES.Q8_0)  # its embedding, if it is not packed
+    # An embedding of its own, if it is not packed.
+    has_code = architecture.startswith("gemma") and kind not in (TYPES.Q4_K, TYPES.Q8_0)
     assert isinstance(lm.weights, Skeleton) == (not has_code)
     assert not isinstance(whole.weights, Skeleton)
     assert fingerprint(lm) == fingerprint(whole)

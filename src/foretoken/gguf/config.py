@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.reader import Reader
-from foretoken.gguf.tensors import FREQUENCIES, LONG, OF_ROTARY, SHORT, architecture_of
+from foretoken.gguf.tensors import FREQUENCIES, FUSED, LONG, OF_ROTARY, SHORT, architecture_of
 from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
@@ -20,6 +20,12 @@ YARN = {
     "beta_slow": "yarn_beta_slow",
 }
 LONGROPE = {"original_max_position_embeddings": "original_context_length", "attention_factor": "attn_factor"}
+GRANITE = {  # its configuration's numbers, by their keys in the file
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own
 
 
@@ -27,7 +33,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     """Return the configuration of the model in the file of `reader`.
 
     Raises ForetokenError for an architecture that is not known, a value that is missing, a model that reads texts in
-    both directions, or scaled rotary positions of a kind that is not known.
+    both directions, and for rotary positions of a kind that is not known, or none in a model of Granite's.
     """
     from transformers import AutoConfig  # takes a second
 
@@ -56,7 +62,7 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
     head_dim = value("attention.key_length", hidden_size // heads)
-    if prefix in ("qwen3", "gemma3") or head_dim != hidden_size // heads:
+    if prefix in ("qwen3", "gemma", "gemma3", "seed_oss") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
     rotary, window = _rotary(reader, prefix, head_dim), value("attention.sliding_window") or None  # 0 stands for none
     if prefix == "gemma3":
@@ -79,9 +85,16 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
     if prefix == "phi3" and rotary["rope_type"] == "longrope":  # which it takes before that of rope_parameters
         options["original_max_position_embeddings"] = rotary["original_max_position_embeddings"]
     options["rope_parameters"] = rotary
-    if prefix == "llama":
+    if prefix == "granite":
+        if not value("rope.scaling.finetuned", True):  # by which llama.cpp too tells such models
+            raise ForetokenError("The model in the GGUF file rotates no queries and keys, which is not supported.")
+        usual = {"attention_multiplier": head_dim**-0.5}  # where the number is missing or 0
+        options |= {name: _shortest(value(key)) or usual.get(name, 1.0) for name, key in GRANITE.items()}
+    if prefix in ("llama", "smollm3", "granite"):
         options["attention_bias"] = "blk.0.attn_output.bias" in shapes
         options["mlp_bias"] = "blk.0.ffn_gate.bias" in shapes
+    if prefix == "seed_oss":
+        options["attention_bias"] = any(f"blk.0.{part}.bias" in shapes for part in ("attn_q", FUSED))
     config = AutoConfig.for_model(architecture.model_type, **options)
     config.architectures = [architecture.class_name]
     return config

@@ -51,6 +51,8 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved=True),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved=True),
+    "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _HEAD_NORMS),
     "phi3": Architecture(
@@ -65,6 +67,12 @@ ARCHITECTURES = {
             "ffn_down": "mlp.down_proj",
         },
     ),
+    "seed_oss": Architecture(
+        "seed_oss",
+        "SeedOssForCausalLM",
+        {"post_attention_norm" if own == "ffn_norm" else own: name for own, name in _LAYER.items()},
+    ),
+    "gemma": Architecture("gemma", "GemmaForCausalLM", _LAYER, norm_offset=1.0),
     "gemma3": Architecture(
         "gemma3_text",
         "Gemma3ForCausalLM",

@@ -1,6 +1,6 @@
 """The ways in which byte-level tokenizers cut text into words, by the names that GGUF files have for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
@@ -16,9 +16,9 @@ def _letters(ending: str) -> str:
     return f"{before}{CAPITAL}*{SMALL}+{ending}|{before}{CAPITAL}+{SMALL}*{ending}"
 
 
-def _usual(digits: str) -> str:
-    """Return the expression of Llama 3 and Qwen2; digits: that of a number."""
-    return rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{REST}"
+def _usual(digits: str, breaks: str = r"[\r\n]*") -> str:
+    """Return the expression of Llama 3 and Qwen2; digits: that of a number. breaks: that of what ends symbols."""
+    return rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+{breaks}|{REST}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ WORDS = {
     "gpt-2": Words(gpt2=True),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    "smaug-bpe": replace(_LLAMA3, begins=False),  # SmolLM3's
+    "seed-coder": Words((_usual(r"\p{N}", breaks=""),)),
     "dbrx": Words(_LLAMA3.expressions),  # Phi-4's
     "gpt-4o": Words((rf"{_letters(ENDINGS + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS}|{REST}",)),  # Phi-4-mini's
     "tekken": Words((rf"{_letters('')}|\p{{N}}|{_SYMBOLS}|{REST}",), whole=True, begins=True),  # Mistral Nemo's
