@@ -293,6 +293,9 @@ def test_any_parent_list_is_a_tree(folders, tmp_path):
         (tmp_path / "shape.json").write_text(text)
         with pytest.raises(foretoken.ForetokenError, match=says):
             load(folders, tree=f"list:{tmp_path}/shape.json")
+    for tree in ("list:", "sequoia:8@"):
+        with pytest.raises(foretoken.ForetokenError, match=r"^Cannot read .* file .*: File name too long"):
+            load(folders, tree=tree + "a" * 300)
     os.mkfifo(tmp_path / "pipe")
     for tree in (f"list:{tmp_path}/pipe", f"sequoia:4@{tmp_path}/pipe"):
         with pytest.raises(foretoken.ForetokenError, match="pipe is a pipe, which can be read only once"):

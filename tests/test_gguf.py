@@ -220,6 +220,15 @@ def test_scaled_rotary_positions(tmp_path: Path, rotary: str):
     assert gguf_config(open_gguf(tmp_path / "model.gguf")).rope_parameters == parameters
 
 
+@pytest.mark.parametrize("key", ["attn_factor", "yarn_ext_factor"])
+def test_numbers_of_yarn_without_a_place_in_transformers_are_refused(tmp_path: Path, key: str):
+    keys: dict[str, Any] = {"type": "yarn", "factor": 4.0, key: 0.7}
+    more = {f"llama.rope.scaling.{name}": value for name, value in keys.items()}
+    gguf_zoo.save(gguf_zoo.model("llama"), "llama", tmp_path / "model.gguf", **more)
+    with pytest.raises(ForetokenError, match=f"has its own {key} for yarn"):
+        gguf_config(open_gguf(tmp_path / "model.gguf"))
+
+
 def test_what_a_file_says_of_yarn(tmp_path: Path):
     """Without a context before scaling it is that of the model, as in llama.cpp."""
     keys = {"type": "yarn", "factor": 4.0, "yarn_attn_factor": 0.9, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0}

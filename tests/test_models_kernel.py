@@ -255,6 +255,21 @@ def test_a_layer_whose_dtype_the_model_reads_is_packed(dtype: torch.dtype) -> No
     check_random_steps(model, seed=9, steps=3, dtype=dtype)
 
 
+def test_the_place_of_a_packed_weight_multiplies_nothing() -> None:
+    """A model whose code multiplies by the weight itself must fail, and not compute with numbers from nowhere."""
+    model = tiny("llama")
+    pack(model)
+    gate = model.model.layers[0].mlp.gate_proj
+    with pytest.raises(RuntimeError, match=r"must match|size mismatch|shapes cannot be multiplied"):
+        nn.functional.linear(torch.ones(2, 32), gate.weight)
+
+
+def test_numbers_of_other_classes_are_not_read() -> None:
+    """transformers keeps whatever a config.json has, and its Llama reads none of these."""
+    stray = {"residual_multiplier": 0.2, "logits_scaling": 8.0, "embedding_multiplier": 12.0, "no_rope_layers": [0] * 3}
+    assert_equal_paths(random_model("llama", {"head_dim": 16, **stray}), torch.float32)
+
+
 def test_a_wrong_product_is_seen() -> None:
     """The comparison fails where the rotation goes the wrong way."""
     model = tiny("llama", random_weights=True, head_dim=16)

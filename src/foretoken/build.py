@@ -329,7 +329,8 @@ def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> En
     """Return the engine with its drafter under a controller, for method auto; tuned: has the costs, unless measured."""
     proposing, known = engine.drafter, None
     if tuned is not None:
-        known = Experience(expected_extra(policy.sizes(), tuned.extra), Acceptance(tuned.acceptance * WEIGHT, WEIGHT))
+        acceptance = Acceptance(tuned.acceptance * WEIGHT, WEIGHT)
+        known = Experience(expected_extra(policy.sizes(), tuned.extra), acceptance, known=True)
     target, drafting = engine.target.lm, engine.source.lm
     share = share_read(drafting, target) if isinstance(drafting, CausalLM) else 0.0
     controlled: Drafter = auto_drafter(model_of(proposing), policy.sizes(), target.device, known, share)

@@ -208,12 +208,14 @@ class Experience:
     drafts: the acceptance in all texts.
     costs: Costs by batch size.
     lengths: how long texts are.
+    known: whether `extra` was measured before, for this drafter on this machine.
     """
 
     extra: tuple[float, ...]
     drafts: Acceptance = field(default_factory=Acceptance)
     costs: dict[int, Costs] = field(default_factory=dict)
     lengths: Lengths = field(default_factory=Lengths)
+    known: bool = False
 
     def costs_of(self, batch: int) -> Costs:
         """Return the costs at a batch size. Until something was drafted there, what is expected of it is what the
@@ -301,12 +303,11 @@ class Controller:
         if max(rates[1:]) <= rates[0]:
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
             return []
-        if alone is not None and len(costs.tries) == TRIES:
+        tried = self.experience.known or costs.borrowed or len(costs.tries) == TRIES
+        if alone is not None and tried:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
-        if len(costs.tries) < TRIES and not costs.borrowed:
-            depth = 1
-        return [(0.0,) * depth if limit else () for limit in limits]
+        return [(0.0,) * (depth if tried else 1) if limit else () for limit in limits]
 
     def worth_reading(self, unread: int, left: float) -> bool:
         """Return whether reading a sequence with the drafter takes less than what drafting saves it.

@@ -13,12 +13,13 @@ from foretoken.gguf.tokenizer import Vocabulary, vocabulary_of
 
 ROTARY_BASES = {"gemma3": 1_000_000.0}  # by architecture, for files that lack it
 # Entries of transformers' `rope_parameters`, by their keys in the file behind `rope.scaling.`.
-YARN = {
+YARN = {  # as llama.cpp's converter writes transformers' numbers
     "original_max_position_embeddings": "original_context_length",
     "attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
 }
+USUAL_YARN = {"attn_factor": 1.0, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}  # numbers without a place there
 LONGROPE = {"original_max_position_embeddings": "original_context_length", "attention_factor": "attn_factor"}
 GRANITE = {  # its configuration's numbers, by their keys in the file
     "attention_multiplier": "attention.scale",
@@ -133,6 +134,9 @@ def _rotary(reader: Reader, prefix: str, head_dim: int) -> dict[str, Any]:
         rotary |= _of_scaling(reader, LONGROPE)
     elif scaling in ("linear", "yarn"):  # linear is, as in llama.cpp, what files without a type have
         if factor not in (None, 0, 1):
+            for key, usual in USUAL_YARN.items() if scaling == "yarn" else ():
+                if reader.of_model(f"rope.scaling.{key}", usual) not in (-1, 0, usual):  # as llama.cpp says unset
+                    raise ForetokenError(f"The GGUF file has its own {key} for yarn, which is not supported.")
             rotary |= {"rope_type": scaling, "factor": factor}
             rotary |= _of_scaling(reader, YARN) if scaling == "yarn" else {}
     elif scaling != "none":

@@ -40,7 +40,8 @@ class LlamaKernel(KernelLayers):
     """The weights of one language model in the form that the kernel reads; shared by all batches.
 
     Granite multiplies what a layer adds to the residual stream by a number r, and divides the logits by another one.
-    Here the stream is kept divided by r, which the norms do not see, and the last norm's weight divided by the other.
+    Here the stream is kept divided by r, which the norms do not see, and the weight of the last norm is divided by the
+    other number.
 
     output: the LM head. screen: its 4-bit copy, where `screen_head` made one.
     residual, divisor: Granite's two numbers, 1 in other models.
@@ -60,16 +61,15 @@ class LlamaKernel(KernelLayers):
         def angles(count: int, kind: str | None) -> tuple[Tensor, Tensor]:
             return rotary_of(inner.rotary_emb, kind).angles(torch.arange(count))
 
-        self.residual: float = getattr(config, "residual_multiplier", 1.0)
-        self.divisor: float = getattr(config, "logits_scaling", 1.0)
+        # Granite's numbers, and whether SmolLM3's layers rotate. A configuration may have numbers that no module reads.
+        self.residual: float = getattr(layers[0], "residual_multiplier", 1.0)
+        self.divisor: float = config.logits_scaling if type(model).__name__.startswith("Granite") else 1.0
+        embedding: float = getattr(inner, "embedding_multiplier", 1.0)
+        rotated = [bool(getattr(layer.self_attn, "use_rope", True)) for layer in layers]
         eps, curve = norm_eps(inner.norm) / self.residual**2, CURVES[activation_of(config)]
-        rotated = [
-            bool(turns) for turns in getattr(config, "no_rope_layers", None) or [True] * len(layers)
-        ]  # SmolLM3's
         super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve, rotated)
         table = table_of(inner.embed_tokens)
-        factor = table.factor * np.float32(getattr(config, "embedding_multiplier", 1.0) / self.residual)
-        self.embedding = table._replace(factor=factor)
+        self.embedding = table._replace(factor=table.factor * np.float32(embedding / self.residual))
         last: Any = model.get_output_embeddings()
         self.output: PanelLinear = last  # kept here: the address below points into its panels
         self.vocab_size: int = last.out_features

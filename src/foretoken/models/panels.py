@@ -69,10 +69,9 @@ class PanelLinear(nn.Module):
         self.bias = linear.bias if dtype is None or linear.bias is None else nn.Parameter(linear.bias.to(dtype), False)
 
     @property
-    def weight(self) -> Float[Tensor, "o i"]:
-        """A tensor without values in the place of the weight: the code of some models asks for its dtype."""
-        dtype = torch.bfloat16 if self.form == DOTTED else torch.float32
-        return torch.empty(self.out_features, self.in_features, dtype=dtype, device="meta")
+    def weight(self) -> Float[Tensor, " none"]:
+        """An empty tensor in the place of the weight: the code of some models asks for its dtype, and for no more."""
+        return torch.empty(0, dtype=torch.bfloat16 if self.form == DOTTED else torch.float32)
 
     @property
     def address(self) -> int:

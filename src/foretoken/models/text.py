@@ -99,7 +99,7 @@ class TextStream:
     """A decoder of one output that returns its text as soon as it is certain.
 
     An incomplete character is held back, and so is text that may be the beginning of a stop string. The whole text is
-    the same however the ids are cut into pieces.
+    the same however the ids are cut into pieces, but for the number of signs that stand for broken bytes.
 
     stopped: whether a stop string was found; it and everything behind it is left out.
     """

@@ -142,9 +142,9 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
 
     Raises ForetokenError where no row is left.
     """
-    out = []
+    out, turn = [], turn_end(tokenizer) if tokenizer.chat_template else None
     for text in texts:
-        ids, given = _encoded(text, tokenizer)
+        ids, given = _encoded(text, tokenizer, turn)
         for start in range(0, len(ids), length):
             piece = np.array(ids[start : start + length], dtype=np.int64)
             skipped = max(0, min(given - start, len(piece)))
@@ -158,8 +158,11 @@ def rows(texts: Sequence[Record], tokenizer: Tokenizer, length: int) -> list[Row
     return out
 
 
-def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
+def _encoded(record: Record, tokenizer: Tokenizer, turn: int | None) -> tuple[list[int], int]:
     """Return the ids of a text, and how many of the first ones are given.
+
+    record, tokenizer: the text, and what encodes it.
+    turn: the id that ends an answer to a conversation; None: the end of text does.
 
     Raises ForetokenError for a conversation that the chat template refuses, and for ids of another tokenizer.
     """
@@ -181,8 +184,7 @@ def _encoded(record: Record, tokenizer: Tokenizer) -> tuple[list[int], int]:
                     "token_ids out, or give texts that this target has written."
                 )
         return [*first, *record.ids], len(first)
-    end_id = turn_end(tokenizer) if isinstance(record.prompt, list) and tokenizer.chat_template else None
-    end_id = tokenizer.eos_token_id if end_id is None else end_id
+    end_id = turn if turn is not None and isinstance(record.prompt, list) else tokenizer.eos_token_id
     end = [end_id] if isinstance(end_id, int) else []
     if not isinstance(prompt, str):
         return [*prompt, *tokenizer(text, add_special_tokens=False)["input_ids"], *end], len(prompt)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,7 +116,10 @@ def _list(path: str) -> tuple[tuple[int, ...]]:
 
 def _content(path: str, what: str) -> str:
     """Return the text in a file; path, what: as in `read_text`. A tree's file is read whenever the tree is made."""
-    if Path(path).is_fifo():
+    piped = False
+    with suppress(OSError, ValueError):  # of a path that cannot be, which `read_text` refuses
+        piped = Path(path).is_fifo()
+    if piped:
         raise ForetokenError(f"The {what} {path} is a pipe, which can be read only once: write it to a file first.")
     return read_text(path, what)
 
