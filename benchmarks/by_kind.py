@@ -23,9 +23,7 @@ NOTES = [
     "tokens/s: of whole runs. x plain: geometric mean over prompts ± standard error; each ratio is taken of one prompt "
     "in one round, and a prompt counts once.",
 ]
-DECODING = [
-    "The same ratios of tokens/s after the first step, which reads the prompt: of decoding alone.",
-]
+DECODING = "The same ratios of tokens/s after the first step, which reads the prompt: of decoding alone."
 Turns = Sequence[Turn[Block, Answered]]
 NO_RATIO = (math.nan, math.nan)
 Place = tuple[int, int]  # a prompt and a round, by their numbers
@@ -82,24 +80,22 @@ def rows(turns: Turns, kinds: Sequence[str], other: str | None = None) -> list[R
         steps = tokens / sum(a.num_steps or 0 for a in answers.values())
         same = sum(i in alone and a.ids == alone[i].ids for i, a in answers.items())
         whole, later = attrgetter("tokens_per_s"), attrgetter("decoding_tokens_per_s")
-        ratios, decoding = (
-            (_ratio(answers, alone, whole), _ratio(answers, compared, whole)),
-            _ratio(answers, alone, later),
-        )
+        ratios = (_ratio(answers, alone, whole), _ratio(answers, compared, whole))
+        decoding = _ratio(answers, alone, later)
         made.append(Row(temperature, kind, name, speed, *ratios, steps, len(answers), same, decoding))
     order = [ALL, *dict.fromkeys(kinds)]
     return sorted(made, key=lambda row: (row.temperature, order.index(row.kind)))
 
 
 def _ratio(
-    ones: Mapping[Place, Answered], others: Mapping[Place, Answered], rate: Callable[[Answered], float]
+    ones: Mapping[Place, Answered], others: Mapping[Place, Answered], rate: Callable[[Answered], float | None]
 ) -> tuple[float, float]:
     """(geometric mean of the ratios of a rate, standard error), over the prompts for which both have one."""
     of_prompt: dict[int, list[float]] = {}
     for place in ones.keys() & others.keys():
-        ratio = rate(ones[place]) / rate(others[place])
-        if not math.isnan(ratio):
-            of_prompt.setdefault(place[0], []).append(np.log(ratio))
+        mine, theirs = rate(ones[place]), rate(others[place])
+        if mine is not None and theirs is not None:
+            of_prompt.setdefault(place[0], []).append(np.log(mine / theirs))
     if not of_prompt:
         return NO_RATIO
     logs = np.array([np.mean(each) for each in of_prompt.values()])  # rounds of one prompt are no samples of their own
@@ -128,7 +124,7 @@ def tables(report: Report, found: Sequence[Row], other: str | None = None) -> No
         if all(math.isnan(row.decoding_vs_plain[0]) for row in these):
             continue
         decoding = report.table(f"T = {temperature:g}, once the prompt is read", ["method", *ratios], 1)
-        decoding.notes += DECODING
+        decoding.notes.append(DECODING)
         for name in names:
             of = {row.kind: row for row in these if row.name == name}
             if of:

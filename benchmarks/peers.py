@@ -10,7 +10,6 @@ One sequence at a time, answers all of one length, and every program meets a pro
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -59,27 +58,20 @@ class Answered:
     """One answer.
 
     num_tokens: new tokens. seconds: wall clock from the call to the return. num_steps: forwards of the target; None
-    where the program does not say. ids: the new tokens; None where it does not send them. num_first, first_s: tokens of
-    the first step, which reads the prompt, and the seconds until they came; 0 where they are not measured.
+    where the program does not say. ids: the new tokens; None where it does not send them. decoding_tokens_per_s: tokens
+    per second after the first step, which reads the prompt; None where there was no other one, or it is not measured.
     """
 
     num_tokens: int
     seconds: float
     num_steps: int | None = None
     ids: list[int] | None = None
-    num_first: int = 0
-    first_s: float = 0.0
+    decoding_tokens_per_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens per second of the whole run."""
         return self.num_tokens / self.seconds
-
-    @property
-    def decoding_tokens_per_s(self) -> float:
-        """Tokens per second after the first step; nan where there was no other one or its time is not known."""
-        later = self.num_tokens - self.num_first
-        return later / (self.seconds - self.first_s) if later and self.first_s else math.nan
 
 
 Peer = Callable[[int, int], Answered]  # of the prompt's number and the number of new tokens
@@ -144,7 +136,7 @@ def answered(method: Method, ids: list[int], new: int, temperature: float, seed:
     """One answer by ours or transformers. ids: of the prompt. new: tokens."""
     run = method.run([ids], new, temperature, seed)
     counts = run.num_tokens, run.wall_s, run.num_target_forwards
-    return Answered(*counts, run.texts[0], run.num_first, run.ttft_s)
+    return Answered(*counts, run.texts[0], run.decoding_tokens_per_s)
 
 
 def remote(name: str, server: Server, prompts: Sequence[Any]) -> Peer:

@@ -184,8 +184,8 @@ def _interleave(every: Sequence[Runs], temperature: float, settings: Settings, p
 
 def later_s(run: Run) -> float:
     """Seconds per token after those that came first; 0 where there was none."""
-    later = run.num_tokens - run.num_first
-    return (run.wall_s - run.ttft_s) / later if later else 0.0
+    rate = run.decoding_tokens_per_s
+    return 1 / rate if rate else 0.0
 
 
 def own_s(run: Run) -> float | None:

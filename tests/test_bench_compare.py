@@ -110,8 +110,8 @@ def test_decoding_is_told_apart_from_reading_the_prompt() -> None:
     """Both ways read it for two seconds; then one takes a quarter of the other's time for the same tokens."""
     turns = []
     for block in blocks(2, 2, [0.0]):
-        turns.append(Turn("plain", block, 0, False, Answered(9, 10.0, 9, [1], 1, 2.0)))
-        turns.append(Turn("drafted", block, 1, True, Answered(9, 4.0, 3, [1], 1, 2.0)))
+        turns.append(Turn("plain", block, 0, False, Answered(9, 10.0, 9, [1], 8 / 8.0)))
+        turns.append(Turn("drafted", block, 1, True, Answered(9, 4.0, 3, [1], 8 / 2.0)))
     found = rows(turns, ["chat", "chat"])
     assert [row.vs_plain[0] for row in found] == pytest.approx([1, 2.5])
     assert [row.decoding_vs_plain[0] for row in found] == pytest.approx([1, 4])

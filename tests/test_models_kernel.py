@@ -218,41 +218,38 @@ def test_a_prompt_in_pieces_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch,
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_works_when_packed(family: str) -> None:
+def packed_alike(family: str, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """A packed model that scores as it did before, in trees too."""
     model = tiny(family)
+    nn.Module.to(model, dtype)
     before = plain(model, [1, 2, 3])
     pack(model)
+    assert_close(plain(model, [1, 2, 3]), before, dtype)
+    check_random_steps(model, seed=seed, steps=3, dtype=dtype)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_works_when_packed(family: str) -> None:
+    model = packed_alike(family, torch.float32, seed=7)
     assert any(isinstance(m, PanelLinear) for m in model.modules())
     assert not any(type(m) is nn.Linear for m in model.modules())
-    assert_close(plain(model, [1, 2, 3]), before, torch.float32)
-    check_random_steps(model, seed=7, steps=3)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_layer_whose_weight_the_model_reads_is_not_packed(dtype: torch.dtype) -> None:
     """LongCat's router multiplies by the weight of its classifier itself."""
-    model = tiny("longcat_flash")
-    nn.Module.to(model, dtype)
-    before = plain(model, [1, 2, 3])
-    pack(model)
+    model = packed_alike("longcat_flash", dtype, seed=8)
     left = {name.rpartition(".")[2] for name, module in model.named_modules() if type(module) is nn.Linear}
     assert left == {"classifier"}
     assert any(isinstance(m, PanelLinear) for m in model.modules())
-    assert_close(plain(model, [1, 2, 3]), before, dtype)
-    check_random_steps(model, seed=8, steps=3, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_layer_whose_dtype_the_model_reads_is_packed(dtype: torch.dtype) -> None:
     """Hunyuan's router asks which dtype its layer has before it calls it."""
-    model = tiny("hunyuan_moe")
-    nn.Module.to(model, dtype)
-    before = plain(model, [1, 2, 3])
-    pack(model)
+    model = packed_alike("hunyuan_moe", dtype, seed=9)
     assert not any(type(m) is nn.Linear for m in model.modules())
-    assert_close(plain(model, [1, 2, 3]), before, dtype)
-    check_random_steps(model, seed=9, steps=3, dtype=dtype)
 
 
 def test_the_place_of_a_packed_weight_multiplies_nothing() -> None:

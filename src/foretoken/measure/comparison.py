@@ -55,8 +55,7 @@ class Measurement:
     @property
     def decoded_per_s(self) -> float | None:
         """Tokens per second after the first ones, without the prefill; None where all tokens came at once."""
-        left = self.run.num_tokens - self.run.num_first
-        return left / (self.run.wall_s - self.run.ttft_s) if left else None
+        return self.run.decoding_tokens_per_s
 
     @property
     def outside_forwards(self) -> float:

@@ -53,6 +53,12 @@ class Run:
     num_nodes: int = 0
     num_empty: int = 0
 
+    @property
+    def decoding_tokens_per_s(self) -> float | None:
+        """Tokens per second after the first ones, without the prefill; None where all tokens came at once."""
+        later = self.num_tokens - self.num_first
+        return later / (self.wall_s - self.ttft_s) if later else None
+
     def record(self) -> dict[str, Any]:
         """Return the fields that a line of JSONL has, by name."""
         left_out = ("texts", "target_s", "drafting_s", "num_nodes", "num_empty")
