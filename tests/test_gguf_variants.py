@@ -266,7 +266,7 @@ def saved(path: Path, **how: Any) -> None:
 NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (damaged(b"<think>", b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
     "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
-    "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model: join them with"),
+    "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model, and its name does not say which"),
     "parts": (partial(saved, **{"split.count": "two"}), "model.gguf as a GGUF file"),
     "rotary": (partial(saved, **{"llama.rope.scaling.type": "dynamic"}), r"scales its rotary positions \(dynamic\)"),
     "no factors": (partial(saved, **{"llama.rope.scaling.type": "longrope"}), r"scales its rotary .* \(longrope\)"),
