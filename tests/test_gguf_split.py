@@ -99,6 +99,12 @@ def without(number: int) -> Callable[[list[Path]], object]:
     return lambda parts: parts[number].unlink()
 
 
+def one_of_many(parts: list[Path]) -> None:
+    parts[1].rename(parts[1].with_name("model-00002-of-09000.gguf"))
+    parts[0].unlink()
+    parts[2].unlink()
+
+
 def replaced(before: bytes, after: bytes, *numbers: int) -> Callable[[list[Path]], None]:
     """A function that changes bytes in parts."""
 
@@ -130,6 +136,10 @@ def total(number: int) -> bytes:
 SAYS = r"its split\.no, split\.count, split\.tensors\.count are"
 REFUSED: dict[str, tuple[Callable[[list[Path]], object], str]] = {
     "the second is missing": (without(1), r"Folder .* lacks model-00002-of-00003\.gguf: all 3 parts"),
+    "nearly all are missing": (
+        one_of_many,
+        r"lacks model-00001-of-09000\.gguf, model-00003\S*, model-00004\S* and 8996 more: all 9000 parts",
+    ),
     "the first is missing": (without(0), r"Folder .* lacks model-00001-of-00003\.gguf: all 3 parts"),
     "one is cut off": (
         lambda parts: parts[1].write_bytes(parts[1].read_bytes()[:-5000]),

@@ -190,6 +190,14 @@ def test_a_sentencepiece_vocabulary_that_names_no_special_tokens(tmp_path: Path)
     assert gguf_tokenizer(written(tmp_path, "gemma3", **wrong)).eos_token_id == 2
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_a_prompt_does_not_end_in_the_token_that_ends_texts(tmp_path: Path, architecture: str) -> None:
+    """Some files ask for that, of embedding models or as they were trained: what followed would be another text."""
+    reader = written(tmp_path, architecture, **{"tokenizer.ggml.add_eos_token": True})
+    tokenizer = gguf_tokenizer(reader)
+    assert tokenizer.eos_token_id not in tokenizer("the cat").input_ids
+
+
 @pytest.mark.parametrize("words", ["llama3", "llama-v3"])
 def test_other_names_for_llama_3s_words(tmp_path: Path, words: str) -> None:
     reader = written(tmp_path, vocabulary=partial(gguf_zoo.byte_level, words=words))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.limits import few
 
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 
@@ -29,7 +30,7 @@ def parts_of(path: Path) -> list[Path]:
     missing = [part.name for part in parts if not part.is_file()]
     if missing and len(parts) > 1:
         raise ForetokenError(
-            f"Folder {path.parent} lacks {', '.join(missing)}: all {len(parts)} parts of a model must stand in one "
+            f"Folder {path.parent} lacks {few(missing)}: all {len(parts)} parts of a model must stand in one "
             "folder, under their names."
         )
     return parts
