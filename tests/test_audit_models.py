@@ -28,6 +28,7 @@ from leaks import leak
 from models_zoo import tiny
 from raising import raising
 from tables import tiny_engine
+from thinning import one_in
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # thousands of generations; test_engine checks the types
 
@@ -68,7 +69,7 @@ def test_a_whole_audit() -> None:
     assert [c.outcome for c in report.sections[0].checks] == [OK] * 3 + [APPROXIMATE, OK]
 
 
-@pytest.mark.parametrize(("drafter", "outcomes"), [(None, [OK, OK]), ("ngram", [WEAK, WEAK])])
+@pytest.mark.parametrize(("drafter", "outcomes"), one_in(2, [("ngram", [WEAK, WEAK]), (None, [OK, OK])]))
 def test_drafters_without_density(drafter: str | None, outcomes: list[str]) -> None:
     """Where a drafter drafts and nothing of it is accepted, the test says that it tested no drafting."""
     engine = tiny_engine(drafter=drafter, verifier="exact-match")
@@ -146,7 +147,7 @@ def test_greedy_texts_are_not_ended_by_a_token_and_count_what_was_accepted() -> 
     assert all("drafting was not tested" in check.detail for check in section.checks)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", one_in(2, [torch.float32, torch.bfloat16]))
 def test_scores_that_are_no_numbers_fail(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one node in the middle of each tree."""
     target = LMTarget(CausalLM(torch.nn.Module.to(tiny("llama", random_weights=True), dtype)))
@@ -163,7 +164,7 @@ def test_scores_that_are_no_numbers_fail(dtype: torch.dtype, monkeypatch: pytest
     assert outcomes_of(models.tree_scores(engine, 0)) == [FAILED]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", one_in(2, [torch.bfloat16, torch.float16]))
 def test_more_rounding_than_usual_is_no_fault_and_hides_none(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

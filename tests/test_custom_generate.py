@@ -217,3 +217,21 @@ def test_the_targets_own_weights_are_for_what_is_loaded_by_its_folder(models, dr
     says = r"LlamaForCausalLM is a model object: load it by its folder .*drafter=\"self\"\), or choose drafter ngram"
     with pytest.raises(foretoken.ForetokenError, match=says):
         models[0].generate(torch.tensor([[1, 2]]), max_new_tokens=4, **{**NGRAM, "draft_model": drafter})
+
+
+@pytest.mark.parametrize("draft_model", ["ngram", None])
+def test_a_text_ends_where_no_further_position_can_be_used(draft_model):
+    """GPT-2 has a table of positions; transformers' own loop fails behind it."""
+    target = models_zoo.tiny("gpt2", n_positions=16, random_weights=True)
+    options = {**GREEDY, "pad_token_id": 0, "custom_generate": foretoken.custom_generate, "draft_model": draft_model}
+    prompts = torch.tensor([[0, 0, 5, 6, 7, 8, 5, 6, 7, 8], [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]])
+    mask = (prompts > 0).long()
+    with pytest.warns(UserWarning, match=r"^A text ends where the context of .* does, at 16 tokens\.$"):
+        found = target.generate(prompts, attention_mask=mask, max_new_tokens=20, **options)
+    assert found.shape == (2, 18)
+    for ids, prompt in zip(found, ([5, 6, 7, 8] * 2, prompts[1].tolist()), strict=True):
+        own = target.generate(torch.tensor([prompt]), max_new_tokens=16 - len(prompt), **GREEDY, pad_token_id=0)[0]
+        assert ids[-len(own) :].tolist() == own.tolist() or ids[:16].tolist() == own.tolist()
+    assert target.generate(prompts, attention_mask=mask, max_new_tokens=6, **options).shape == (2, 16)
+    with pytest.raises(foretoken.ForetokenError, match=r"^Row 0 of input_ids has 16 tokens, and the context of .* is"):
+        target.generate(torch.arange(1, 17)[None], max_new_tokens=1, **options)

@@ -79,7 +79,7 @@ def in_row(models, first="suffix", **options) -> foretoken.Engine:
 
 
 @pytest.mark.parametrize(
-    ("first", "tree"), one_in(3, product(["ngram", "suffix"], ["chain:3", "kary:2x2", "budget:6", "dynamic:6"]))
+    ("first", "tree"), one_in(5, product(["ngram", "suffix"], ["chain:3", "kary:2x2", "budget:6", "dynamic:6"]))
 )
 def test_the_greedy_text_is_the_plain_text(models, tree, first):
     check_greedy(in_row(models, first, tree=tree, max_batch=2), PROMPTS, times=2)

@@ -89,7 +89,7 @@ def test_every_kind_in_every_architecture(tmp_path: Path, architecture: str, mix
         assert [result.text for result in results] == texts, (drafter, tree)
 
 
-@pytest.mark.parametrize(("head_dim", "execution"), [(64, "kernel"), (40, "panels")])
+@pytest.mark.parametrize(("head_dim", "execution"), one_in(2, [(64, "kernel"), (40, "panels")]))
 def test_the_audit_holds_the_scores_of_trees_against_plain_decoding(
     tmp_path: Path, head_dim: int, execution: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -17,6 +17,7 @@ from foretoken.cli.options import demo_folder
 from foretoken.kernel import compile
 from foretoken.models import panels
 from foretoken.models.kept_model import without_weights
+from thinning import one_in
 
 TARGET = str(demo_folder() / "target")
 
@@ -74,25 +75,31 @@ def test_a_default_dtype_disturbs_no_products(dtype: torch.dtype):
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_default_device_disturbs_neither_a_load_nor_texts():
+@pytest.mark.parametrize(
+    "options",
+    one_in(
+        3,
+        [
+            {"drafter": "self"},
+            {"drafter": str(demo_folder() / "drafter"), "tree": "kary:2x2", "compile": "off"},
+            {"drafter": "ngram", "compile": "off"},
+        ],
+    ),
+)
+def test_a_default_device_disturbs_neither_a_load_nor_texts(options: dict[str, str]):
     """As torch.set_default_device("cuda") of a program whose model runs on the CPU; meta needs no such device."""
-    prompt, options = [1, 2, 3], {"max_new_tokens": 12, "seed": 1}
+    prompt = [1, 2, 3]
 
     def texts(engine: foretoken.Engine) -> list[list[int]]:
-        drawn = [engine.generate(prompt, temperature=t, **options).token_ids for t in (0.0, 0.8)]
-        return [*drawn, list(chain.from_iterable(x.token_ids for x in engine.stream(prompt, **options)))]
+        drawn = [engine.generate(prompt, max_new_tokens=12, seed=1, temperature=t).token_ids for t in (0.0, 0.8)]
+        streamed = engine.stream(prompt, max_new_tokens=12, seed=1)
+        return [*drawn, list(chain.from_iterable(x.token_ids for x in streamed))]
 
-    ways: list[dict[str, str]] = [
-        {"drafter": "self"},
-        {"drafter": str(demo_folder() / "drafter"), "tree": "kary:2x2", "compile": "off"},
-        {"drafter": "ngram", "compile": "off"},
-    ]
-    expected = [texts(foretoken.load(TARGET, device="cpu", **way)) for way in ways]
+    expected = texts(foretoken.load(TARGET, device="cpu", **options))
     model = foretoken.load(TARGET, device="cpu", compile="off").target.lm.model
     ids = torch.tensor([prompt])
     with torch.device("meta"):
-        engines = [foretoken.load(TARGET, device="cpu", **way) for way in ways]
-        assert [texts(engine) for engine in engines] == expected
+        assert texts(foretoken.load(TARGET, device="cpu", **options)) == expected
         assert foretoken.custom_generate(
             model,
             ids,

@@ -1,5 +1,6 @@
 """Decoding from transformers: model.generate(..., custom_generate=foretoken.custom_generate, draft_model=...)."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from foretoken.build import load
 from foretoken.core.default_device import on_cpu_by_default
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling, check_processors
 from foretoken.core.sequence import Sequence
@@ -85,22 +86,28 @@ def custom_generate(
     max_new = own.get("MaxLengthCriteria", generation_config).max_length - input_ids.shape[1]
     eos = frozenset(_ids(own.get("EosTokenCriteria", generation_config).eos_token_id))
     seeds = torch.randint(2**62, (len(input_ids),)).tolist()
+    limit = engine.target.lm.limit or 2**62
     stops: dict[Sequence, Callable[[list[int]], bool]] = {}  # whether the criteria stop a row's text with these ids
     for row, (ids, keep, seed) in enumerate(zip(input_ids.cpu(), kept.cpu(), seeds, strict=True)):
         if not keep.any():
             raise ForetokenError(f"Row {row} of input_ids has no token that its attention mask keeps: give one.")
+        if keep.sum() >= limit:
+            raise ContextError.of(f"Row {row} of input_ids", int(keep.sum()), engine.target.name, limit)
         padding = ids[~keep]
         sampling = Sampling(
             temperature=1.0 if generation_config.do_sample else 0.0,
             processors=tuple(_of_row(processor, row, len(input_ids), padding) for processor in logits_processor or ()),
         )
         stop = partial(_stopped, stopping_criteria, row, len(input_ids), padding)
-        stops[Sequence(ids[keep].tolist(), sampling, seeded(seed), max_new, eos)] = stop
-    slots = max(s.num_prompt for s in stops) + max_new + engine.drafter.max_nodes
+        new = min(max_new, limit - int(keep.sum()))
+        stops[Sequence(ids[keep].tolist(), sampling, seeded(seed), new, eos)] = stop
+    slots = max(s.num_prompt + s.num_left for s in stops) + engine.drafter.max_nodes
     decoder = Decoder(engine.target, engine.drafter, engine.verifier, len(stops), slots)
     for sequence in stops:
         decoder.join(sequence)
     _decode(decoder, stops, logits_processor or (), waits=not eos)
+    if any(len(s.ids) == limit and s.num_new < max_new and s.ids[-1] not in eos for s in stops):
+        warnings.warn(f"A text ends where the context of {engine.target.name} does, at {limit} tokens.", stacklevel=2)
     pad = next(iter(_ids(generation_config.pad_token_id) + _ids(generation_config.eos_token_id)), 0)
     rows = [
         torch.cat([input_ids[i].cpu(), torch.tensor(s.ids[s.num_prompt :], dtype=torch.long)])

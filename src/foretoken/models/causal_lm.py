@@ -102,6 +102,11 @@ class CausalLM:
         return any(isinstance(module, PackedLinear) for module in self.weights.modules())
 
     @property
+    def limit(self) -> int | None:
+        """The number of positions that can be used; None where more than `context` can."""
+        return self.context if self._layout.hard else None
+
+    @property
     def recurrent(self) -> bool:
         """Whether it keeps recurrent states, beside keys and values or alone."""
         return len(self._layout.states) > 0
@@ -149,5 +154,5 @@ class CausalLM:
 
     def check_position(self, position: int) -> None:
         """Raise ForetokenError where `position`, counted from 0, lies past a context that must not be exceeded."""
-        if self._layout.hard and self.context is not None and position >= self.context:
-            raise ForetokenError(f"Position {position} is past the context of {self.name}, {self.context} positions.")
+        if self.limit is not None and position >= self.limit:
+            raise ForetokenError(f"Position {position} is past the context of {self.name}, {self.limit} positions.")
