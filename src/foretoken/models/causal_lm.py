@@ -38,9 +38,11 @@ class CausalLM:
     vocab_size: columns of its logits, which may be padded beyond the tokenizer's vocabulary.
     context: positions that it can hold, None if unknown.
     backend: what runs its forwards, chosen once.
+    recurrent: whether it keeps recurrent states, beside keys and values or alone.
     opened: called with all rows that are opened, so that clocks can be put on them.
     """
 
+    recurrent: bool = False
     opened: Callable[[Rows], object] = staticmethod(lambda rows: None)
 
     def __init__(self, model: HFModel | Skeleton, name: str = "", traced: bool = False, compiled: bool = False) -> None:
@@ -63,6 +65,7 @@ class CausalLM:
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
+        self.recurrent = len(self._layout.states) > 0
         compiler = None
         if traced and kernel is None and not self.recurrent:
             compiled = compiled or model.device.type != "cuda"
@@ -105,11 +108,6 @@ class CausalLM:
     def limit(self) -> int | None:
         """The number of positions that can be used; None where more than `context` can."""
         return self.context if self._layout.hard else None
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether it keeps recurrent states, beside keys and values or alone."""
-        return len(self._layout.states) > 0
 
     @property
     def num_layers(self) -> int:
