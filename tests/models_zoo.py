@@ -197,7 +197,18 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         "Zamba2",
         {**GQA, **MIXER, "n_mamba_heads": 8, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
     ),
-    "zaya": ("Zaya", {**GQA, "moe_intermediate_size": 16, "num_experts": 4, "head_dim": 8, "attention_bias": True}),
+    "zaya": (
+        "Zaya",
+        {
+            **GQA,
+            "moe_intermediate_size": 16,
+            "num_experts": 4,
+            "head_dim": 8,
+            "attention_bias": True,
+            "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+            "sliding_window": 9,
+        },
+    ),
 }
 
 
