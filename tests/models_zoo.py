@@ -133,7 +133,8 @@ DELTA = {  # of gated linear attention
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1}
 STATES = ["linear_attention", "full_attention", "linear_attention"]
-MIXER = {"n_groups": 1, "chunk_size": 4}  # of Mamba's second version
+# Of Mamba's second version; time steps are bounded from below only where several tokens are read.
+MIXER = {"n_groups": 1, "chunk_size": 4, "time_step_min": 1e-9}
 # Families that keep recurrent states.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5Text", {**GQA, **DELTA, "head_dim": 16, "layer_types": STATES}),
@@ -196,6 +197,18 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         "Zamba2",
         {**GQA, **MIXER, "n_mamba_heads": 8, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
     ),
+    "zaya": (
+        "Zaya",
+        {
+            **GQA,
+            "moe_intermediate_size": 16,
+            "num_experts": 4,
+            "head_dim": 8,
+            "attention_bias": True,
+            "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+            "sliding_window": 9,
+        },
+    ),
 }
 
 
@@ -213,9 +226,15 @@ def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(hf, kind + head)(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
+        for part, parameter in model.named_parameters():
+            if name == "Zaya":  # some of its scales are zeros in new models, and so are its biases
+                parameter.normal_(std=0.3)
+            elif parameter.ndim == 2:
                 parameter.normal_(std=0.15)
+            elif family in RECURRENT and "conv" in part:  # else states change the logits by less than rounding does
+                parameter.normal_(std=0.5)
+            elif part.endswith("A_log"):  # states last for more than a token
+                parameter.sub_(3.0)
     return model
 
 

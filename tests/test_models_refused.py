@@ -19,6 +19,7 @@ SIZES = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediat
 GEMMA = {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16}
 LLAMA4 = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2}
 JAMBA = {**SIZES, "num_key_value_heads": 2, "num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2}
+INKLING = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "swa_num_attention_heads": 4, "n_routed_experts": 4}
 T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 LOCAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
 
@@ -26,7 +27,7 @@ LOCAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local
 def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
     kind, head = name.split("-")
     torch.manual_seed(0)
-    config = f"{kind}TextConfig" if kind == "Llama4" else f"{kind}Config"
+    config = f"{kind}TextConfig" if kind in ("Llama4", "Inkling") else f"{kind}Config"
     return getattr(hf, kind + head)(getattr(hf, config)(**arguments)).eval()
 
 
@@ -39,6 +40,7 @@ def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
         ("Jamba-ForCausalLM", JAMBA, "Jamba.* reads several tokens behind a text without its recurrent states"),
         ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": None}, "Llama4.*chunked_attention layers, .* token tree"),
         ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": ["full_attention"] * 2}, "Llama4.*slots"),
+        ("Inkling-ForCausalLM", INKLING, "Inkling.* distance of slots"),
         ("MegatronBert-ForCausalLM", {**SIZES, "is_decoder": True}, "MegatronBert.* EncoderDecoderCache"),
         ("Bloom-ForCausalLM", {**SMALL, "n_layer": 2, "n_head": 4}, "Bloom.*position_ids"),
         ("Falcon-ForCausalLM", {**SIZES, "alibi": True}, "Falcon.*ALiBi"),

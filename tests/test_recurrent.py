@@ -22,8 +22,10 @@ def test_trees_equal_plain_forwards(family: str) -> None:
     check_random_steps(tiny(family, "eager"), seed=3, steps=8, batch=4)
 
 
-def test_trees_equal_plain_forwards_in_bfloat16() -> None:
-    model = tiny("qwen3_5")
+@pytest.mark.parametrize("family", ["qwen3_5", "nemotron_h"])
+def test_trees_equal_plain_forwards_in_bfloat16(family: str) -> None:
+    """Nemotron-H gives its logits in float32."""
+    model = tiny(family)
     torch.nn.Module.to(model, torch.bfloat16)
     check_random_steps(model, seed=2, steps=4, dtype=torch.bfloat16)
 
@@ -215,3 +217,49 @@ def test_fresh_rows_have_read_nothing() -> None:
     scores = rows.score([[6], [7]], [[-1], [-1]])
     assert_close(scores[0][0], plain(model, [4, 5, 6]), torch.float32)
     assert_close(scores[1][0], plain(model, [7]), torch.float32)
+
+
+def _ignore(monkeypatch: pytest.MonkeyPatch, kind: str, index: int, layers: list[int], several: bool) -> None:
+    """Let a model read as if some of its states were zeros, in forwards of several tokens or else in those of one."""
+
+    def changed(name: str) -> None:
+        right = getattr(RecurrentSlots, name)
+
+        def wrong(slots: RecurrentSlots, *args: Any, state_idx: int = 0, **kwargs: Any) -> torch.Tensor | None:
+            found = right(slots, *args, state_idx=state_idx, **kwargs)
+            layer = args[-1]
+            if found is None or layer not in layers or state_idx != index or (slots.new > 1) != several:
+                return found
+            if name == "update_conv_state":
+                found = found.clone()
+                found[..., : -slots.new] = 0
+                return found
+            return torch.zeros_like(found)
+
+        monkeypatch.setattr(RecurrentSlots, name, wrong)
+
+    if kind == "recurrent":
+        changed("get_recurrent_state")
+    else:
+        changed("update_conv_state" if several else "get_conv_state")
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("kind", ["conv", "recurrent"])
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "kimi_linear"])
+def test_a_model_that_ignores_a_state_is_found(
+    family: str, kind: str, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 one that ignores them in all layers, in float32 also one that does so in one layer."""
+    model = tiny(family)
+    _ignore(monkeypatch, kind, 0, [2], several)
+    with pytest.raises(ForetokenError, match=r"otherwise than (token by token|transformers' own forward)"):
+        CausalLM(model)
+    monkeypatch.undo()
+    CausalLM(model)
+    torch.nn.Module.to(model, torch.bfloat16)
+    CausalLM(model)
+    _ignore(monkeypatch, kind, 0, [0, 1, 2], several)
+    number = "several tokens" if several else "one token"
+    with pytest.raises(ForetokenError, match=f"reads {number} behind a text without its {kind} states"):
+        CausalLM(model)

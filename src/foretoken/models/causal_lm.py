@@ -74,9 +74,9 @@ class CausalLM:
         if not (isinstance(model, Skeleton) and model.probed):
             # Packed layers work, since `layout` has run them.
             with first_forward(self.weights, own=isinstance(self.backend, Modules)):
-                check_probe(self, self._layout.probe)
                 if self.recurrent:
                     check_states(self)
+                check_probe(self, self._layout.probe)
         if compiler is not None:
             compiler.compiling = True
 

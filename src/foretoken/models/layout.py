@@ -122,12 +122,14 @@ def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
         )
     if getattr(config, "attn_temperature_tuning", False):  # Llama 4 counts slots, not positions
         raise ForetokenError(f"{kind} scales attention by the number of slots, which cannot follow a tree.")
+    if getattr(config, "rel_extent", None):  # Inkling counts slots, not positions
+        raise ForetokenError(f"{kind} has attention by the distance of slots, which cannot follow a tree.")
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo counts slots, not positions
         raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
     if not _masks_by_windows(model):
         return {FULL: None}
-    types = {SLIDING if name in (SLIDING, "hybrid_sliding") else FULL for name in types - {"linear_attention", "conv"}}
-    return {name: window if name == SLIDING else None for name in sorted(types or {FULL})}
+    attending = types - {"linear_attention", "conv"} or {FULL}
+    return {name: window if name in (SLIDING, "hybrid_sliding") else None for name in sorted(attending)}
 
 
 def _masks_by_windows(model: HFModel) -> bool:

@@ -28,6 +28,7 @@ from foretoken.models.rows import Rows
 if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
 
+LARGE = 1000.0  # in a state, far from what a text leaves there, so that even bfloat16 shows whether it is read
 States = list[Tensor]  # of one row [1, ...], in the order of Layout.states; never written into
 
 
@@ -44,38 +45,39 @@ class RecurrentSlots(ModuleSlots):
         self.fresh = [torch.zeros(1, *of.shape, dtype=of.dtype, device=of.device) for of in kept]
         self._places = {(of.layer, of.kind, of.index): place for place, of in enumerate(kept)}
         self._now: States = []  # those of the forward's rows [b, ...]
+        self._begun = False
 
     def begin(self, states: Sequence[States]) -> None:
-        """Set the states that the next forward begins with; states: those of each of its rows."""
+        """Set the states that the next forward begins with; states: those of each of its rows, `fresh` in all or in
+        none of them."""
         self._now = [torch.cat(of_rows) for of_rows in zip(*states, strict=True)]  # a copy, which models write into
+        self._begun = states[0] is not self.fresh
 
     def left(self) -> list[States]:
         """Return the states that the last forward has left, of each of its rows."""
         return [list(of_row) for of_row in zip(*(state.split(1) for state in self._now), strict=True)]
 
-    def without(self, states: States, kind: str) -> States:
-        """Return the states of a row in which those of one `kind` are as in an empty row."""
-        return [
-            empty if place[1] == kind else of for place, of, empty in zip(self._places, states, self.fresh, strict=True)
-        ]
-
-    # What transformers' layers call, in place of the methods of its `Cache`. An empty state is one of zeros here.
+    # What transformers' layers call, in place of the methods of its `Cache`. Layers ask for a state before they update
+    # it. Some begin a text with a state that is not zeros, so that an empty row has none for them.
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return True; layer_idx, state_idx: any."""
-        return True
+        """Whether the rows have states; layer_idx, state_idx: any."""
+        return self._begun
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """Return False, since a state holds the text up to one token; layer_idx: any."""
         return False
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Return the latest inputs of a convolution [b, channels, size]; layer_idx, state_idx: those of `State`."""
-        return self._now[self._places[layer_idx, "conv", state_idx]]
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return the latest inputs of a convolution [b, channels, size], None where the rows are empty.
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
-        """Return another state [b, ...]; layer_idx, state_idx: those of `State`."""
-        return self._now[self._places[layer_idx, "recurrent", state_idx]]
+        layer_idx, state_idx: those of `State`.
+        """
+        return self._now[self._places[layer_idx, "conv", state_idx]] if self._begun else None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return another state [b, ...], None where the rows are empty; layer_idx, state_idx: those of `State`."""
+        return self._now[self._places[layer_idx, "recurrent", state_idx]] if self._begun else None
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
         """Append inputs to the latest ones of a convolution, and return both [b, channels, size + n].
@@ -84,7 +86,7 @@ class RecurrentSlots(ModuleSlots):
         layer_idx, state_idx: as in `get_conv_state`.
         kwargs: change nothing.
         """
-        state = self.get_conv_state(layer_idx, state_idx)
+        state = self._now[self._places[layer_idx, "conv", state_idx]]
         inputs = torch.cat([state, conv_states.to(state.dtype)], -1)
         state.copy_(inputs[..., -state.shape[-1] :])
         return inputs
@@ -98,7 +100,7 @@ class RecurrentSlots(ModuleSlots):
         layer_idx, state_idx: as in `get_recurrent_state`.
         kwargs: change nothing.
         """
-        return self.get_recurrent_state(layer_idx, state_idx).copy_(recurrent_states)
+        return self._now[self._places[layer_idx, "recurrent", state_idx]].copy_(recurrent_states)
 
 
 @dataclass
@@ -184,15 +186,18 @@ class RecurrentRows(Rows):
                 reading.path = []
         paths = [self._trees[r].paths(firsts[r]) for r in batch]
         runs = [(slice(r, r + 1), [path]) for r, of_row in zip(batch, paths, strict=True) for path in of_row]
-        lengths = {len(self._chain(r, path).ids) for r, of_row in zip(batch, paths, strict=True) for path in of_row}
-        if len(lengths) == 1 and all(len(of_row) == 1 for of_row in paths):
+        chains = [self._chain(r, path) for r, of_row in zip(batch, paths, strict=True) for path in of_row]
+        alike = {(len(chain.ids), chain.states is self.cache.fresh) for chain in chains}
+        if len(alike) == 1 and all(len(of_row) == 1 for of_row in paths):
             runs = [(rows, [path for (path,) in paths])]  # all rows in one forward
         n = max(counts[rows])
-        out = torch.empty(len(batch), n, self.vocab_size, dtype=self._lm.dtype, device=self._lm.device)
+        out = torch.empty(0)
         for part, of_rows in runs:
             members = range(len(self))[part]
             chains = [self._chain(r, path) for r, path in zip(members, of_rows, strict=True)]
             logits = self._follow(part, chains, head=True)
+            if not len(out):
+                out = logits.new_empty(len(batch), n, self.vocab_size)
             for r, path, scores, states in zip(members, of_rows, logits, self.cache.left(), strict=True):
                 new = [node - firsts[r] for node in path if node >= firsts[r]]
                 out[r - rows.start, new] = scores[-len(new) :]
@@ -277,23 +282,32 @@ class RecurrentRows(Rows):
 
 @torch.inference_mode()
 def check_states(lm: "CausalLM") -> None:
-    """Raise ForetokenError for a model `lm` whose forwards of several tokens ignore its recurrent states.
+    """Raise ForetokenError for a model `lm` whose forwards of one token, or of several, ignore its recurrent states.
 
-    Such forwards of it can only begin a text. Its logits then are exactly those behind states that were forgotten.
+    Such forwards of several tokens can only begin a text. Their logits are exactly the same behind any states. All
+    states of one kind and index are changed at once, since layers that have them share their code.
     """
     tokens = probe_tokens(lm.weights)
     rows = RecurrentRows(lm, 1, LENGTH)
     rows.extend(rows.join(), tokens[:2])
     (reading,) = rows._readings
     committed = reading.committed
-    for forgotten in sorted({of.kind for of in lm._layout.states}):
-        logits = []
-        for states in (committed, rows.cache.without(committed, forgotten)):
-            reading.committed = states
-            logits += rows.score([tokens[2:4]], [[-1, 0]])
-            rows.keep([[]])
-        if torch.equal(*logits):
-            raise ForetokenError(
-                f"{type(lm.weights).__name__} reads several tokens behind a text without its {forgotten} states, so it "
-                "cannot be used."
-            )
+
+    def logits(n: int, states: States) -> Float[Tensor, "n v"]:
+        reading.committed = states
+        (scores,) = rows.score([tokens[2 : 2 + n]], [[-1, 0][:n]])
+        rows.keep([[]])
+        return scores
+
+    names = [(of.kind, of.index) for of in lm._layout.states]
+    for n, number in ((2, "several tokens"), (1, "one token")):
+        right = logits(n, committed)
+        for name in sorted(set(names)):
+            changed = [
+                torch.full_like(of, LARGE) if name == own else of for own, of in zip(names, committed, strict=True)
+            ]
+            if torch.equal(logits(n, changed), right):
+                raise ForetokenError(
+                    f"{type(lm.weights).__name__} reads {number} behind a text without its {name[0]} states, so it "
+                    "cannot be used."
+                )
