@@ -19,6 +19,7 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.experts import PanelMixture
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.load import load_model
+from foretoken.models.packed import share_read
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised
 from models_zoo import TOLERANCE, VOCAB, tiny
@@ -184,3 +185,10 @@ def test_a_row_that_is_not_finite_chooses_distinct_experts() -> None:
 
 def test_models_without_experts_do_without_their_code() -> None:
     assert not any(name.startswith("foretoken.kernel.experts.") for name in kernel_model.score._reached)
+
+
+def test_bytes_say_nothing_of_the_time_of_experts_in_panels() -> None:
+    model = made("normed shares")
+    pack(model)
+    lm = CausalLM(model)
+    assert share_read(lm, lm) == 0

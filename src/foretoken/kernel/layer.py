@@ -11,6 +11,8 @@ In models with norms before the residual sums too, as Gemma 3 has them, norm and
 settle, after mix and again after narrow: such a norm needs whole rows, and in mix and narrow a thread makes only some
 columns of each row.
 
+In layers with experts, experts.py does steps 5 and 6.
+
 After each step every thread waits for the others (together.py). In a step a thread takes some panels of a matrix, and
 thereby some columns of the product, or it takes some heads. Steps 2 and 3 are separate because models have few key
 heads: if threads shared out two or three key heads for attention, some would have more to do than others. What all
