@@ -45,12 +45,12 @@ Q, K, V, OUT, GATE, UP, DOWN, ROUTER, MATRICES = range(9)
 
 # The record of one layer of one forward, with arrays by their addresses. `layers_of` takes the address of such records,
 # and so is compiled once, not again in each compiled call that runs layers. The records of all layers stand one behind
-# the other. Arrays are float32 unless said otherwise. The whole numbers SIZES:
-# m: nodes of all sequences. d: width of the states. batch: sequences. query_heads, key_heads: their numbers. dim: width
-# of a head. width: channels of the MLP; wide: the same rounded up to whole vectors of 16. kind: layers of one kind have
-# the same mask and angles. paired: whether keys and values are bfloat16. bare: whether the layer reads `fed` instead of
-# the normed stream. normed_heads: whether queries and keys have norms. settled: whether norms stand before the residual
-# sums. used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
+# the other. Arrays are float32 unless said otherwise. The whole numbers SIZES: m: nodes of all sequences. d: width of
+# the states. batch: sequences. query_heads, key_heads: their numbers. dim: width of a head. width: channels of the MLP,
+# or of one expert; wide: the same rounded up to whole vectors of 16. kind: layers of one kind have the same mask and
+# angles. paired: whether keys and values are bfloat16. bare: whether the layer reads `fed` instead of the normed
+# stream. normed_heads: whether queries and keys have norms. settled: whether norms stand before the residual sums.
+# used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
 # positions_known: rows of `cos` and `sin`. fed_width: numbers of a row of `fed`. room: numbers of `bits` for each
 # thread. experts: their number, 0 in a layer without any. picks: how many of them each node has, 1 in such a layer.
 # normed_shares: whether the shares of a node's experts are divided by their sum. The FLOATS: eps, head_eps: what the

@@ -15,6 +15,7 @@ from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.cache import Slots, slots_of
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
+from foretoken.models.experts import PanelMixture
 from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
@@ -98,15 +99,20 @@ class KernelLayers:
         self.mixtures = [x.mixture for x in read]
         for i, mixture in enumerate(self.mixtures):
             if mixture is not None:
-                from foretoken.kernel.experts import machine_code
-
-                t["mlp"][i], t["normed_shares"][i] = machine_code().address[0], mixture.normed
-                t["experts"][i], t["picks"][i] = mixture.experts, mixture.picks
-                for name, number in {"weights": mixture.router.address, "forms": mixture.router.form}.items():
-                    self.arrays[name][i] = np.append(self.arrays[name][i], number)
+                self._add_experts(i, mixture)
         for name, arrays in self.arrays.items():
             t[name] = [array.ctypes.data for array in arrays]
         self.threads = ThreadChoice()
+
+    def _add_experts(self, layer: int, mixture: PanelMixture) -> None:
+        """Complete the record of a layer with experts; layer: its number. mixture: its MLP."""
+        from foretoken.kernel.experts import machine_code
+
+        t = self.records[layer : layer + 1]
+        t["mlp"], t["experts"], t["picks"] = machine_code().address[0], mixture.experts, mixture.picks
+        t["normed_shares"] = mixture.normed
+        for name, of_router in {"weights": mixture.router.address, "forms": mixture.router.form}.items():
+            self.arrays[name][layer] = np.append(self.arrays[name][layer], of_router)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KernelLayers":
         """Return this object: addresses of copied weights would be others, and the weights are only read."""
