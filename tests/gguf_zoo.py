@@ -37,6 +37,13 @@ OWN: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "qwen3moe": {
+        "head_dim": 32,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
     # Seven layers, so that the last but one is global; windows shorter than the texts of the tests.
     "gemma3": {"num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5},
     "phi3": {"sliding_window": 5, "pad_token_id": 0},
@@ -59,7 +66,7 @@ UNTIED = tuple(name for name in OWN if name != "gemma")
 def model(architecture: str, vocab_size: int | None = None, tied: bool = True, **more: Any) -> PreTrainedModel:
     """Random weights that bfloat16 holds exactly, so that nothing is rounded on the way. more: of the configuration."""
     sizes = {**SIZES, "vocab_size": vocab_size or VOCAB_SIZES[architecture], "tie_word_embeddings": tied}
-    type_ = "gemma3_text" if architecture == "gemma3" else architecture
+    type_ = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}.get(architecture, architecture)
     config = hf.AutoConfig.for_model(type_, **sizes | OWN[architecture] | more)
     torch.manual_seed(0)
     made = hf.AutoModelForCausalLM.from_config(config).eval()
@@ -76,11 +83,13 @@ def model(architecture: str, vocab_size: int | None = None, tied: bool = True, *
 def wide(architecture: str = "llama", tied: bool = True, head_dim: int = 64) -> PreTrainedModel:
     """A model whose rows fill blocks of 256 weights; a Llama's rotary positions are scaled.
 
-    head_dim: of qwen3, gemma, gemma3 and seed_oss.
+    head_dim: of qwen3, qwen3moe, gemma, gemma3 and seed_oss.
     """
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
-    if architecture in ("qwen3", "gemma", "gemma3", "seed_oss"):
+    if architecture in ("qwen3", "qwen3moe", "gemma", "gemma3", "seed_oss"):
         sizes["head_dim"] = head_dim
+    if architecture == "qwen3moe":
+        sizes["moe_intermediate_size"] = 256
     if architecture == "llama":
         scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0}
         sizes["rope_parameters"] = scaled | {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -157,6 +166,10 @@ def save(
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if architecture == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if architecture in ("gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window or 0)
     if vocabulary is None:
@@ -189,6 +202,15 @@ def save(
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = ordered(name)
+        if ".experts." in name:
+            layer, own = name.split(".")[2], next(kinds)
+            halves = {"ffn_down_exps": values}
+            if name.endswith("gate_up_proj"):
+                halves = dict(zip(("ffn_up_exps", "ffn_gate_exps"), np.split(values, 2, axis=1)[::-1], strict=True))
+            for stored, half in halves.items():
+                made_blocks = blocks(half.reshape(-1, half.shape[-1]), own).reshape(*half.shape[:2], -1)
+                writer.add_tensor(f"blk.{layer}.{stored}.weight", made_blocks, raw_dtype=own)
+            continue
         part = name.split(".")[-2]
         if fused and part in ("k_proj", "v_proj"):
             continue
@@ -199,7 +221,7 @@ def save(
             values = np.concatenate([ordered(name.replace(part, each)) for each in (part, "k_proj", "v_proj")])
             stored = stored.replace("attn_q", "attn_qkv")
         values = np.ascontiguousarray(values)
-        if values.ndim == 1:
+        if values.ndim == 1 or name.endswith("mlp.gate.weight"):  # routers stay in float32
             writer.add_tensor(stored, values)
         else:
             own = embedding if embedding is not None and name.endswith("embed_tokens.weight") else next(kinds)
@@ -295,6 +317,5 @@ def sentencepiece(writer: gguf.GGUFWriter, prefix: bool = False) -> None:
     writer.add_add_space_prefix(prefix)
 
 
-VOCAB_SIZES = dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "granite", "seed_oss"), 305) | dict.fromkeys(
-    ("gemma", "gemma3", "phi3"), 9 + 256 + len(PIECES) + len(LETTERS)
-)
+SENTENCEPIECE = ("gemma", "gemma3", "phi3")
+VOCAB_SIZES = {name: 9 + 256 + len(PIECES) + len(LETTERS) if name in SENTENCEPIECE else 305 for name in OWN}

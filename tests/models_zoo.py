@@ -77,6 +77,8 @@ ROUTED = {"expert_ffn_hidden_size": 16, "moe_topk": 2, "n_routed_experts": 4, "z
 PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "longcat_flash": ("LongcatFlash", {**SMALL, **LATENT, **ROUTED, "num_layers": 2, "num_hidden_layers": 4}),
     "qwen3_moe": ("Qwen3Moe", {**GQA, **EXPERTS, "head_dim": 8, "num_experts": 4}),
+    "mixtral": ("Mixtral", {**GQA, "head_dim": 8, "num_local_experts": 4, "sliding_window": 9}),
+    "granite_moe": ("GraniteMoe", {**GQA, **MULTIPLIERS, "num_local_experts": 4}),
     "deepseek_v3": ("DeepseekV3", {**SMALL, **LATENT, **EXPERTS, **GROUPS, "num_key_value_heads": 4}),
     "gemma4": (
         "Gemma4Text",

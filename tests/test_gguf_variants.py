@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import TokenType
@@ -271,6 +272,21 @@ def saved(path: Path, **how: Any) -> None:
     gguf_zoo.save(gguf_zoo.model("llama"), "llama", path, **how)
 
 
+def experts_of_two_types(path: Path) -> None:
+    """As some publishers' files may be whose types were chosen tensor by tensor."""
+    made = gguf_zoo.model("qwen3moe")
+    add = gguf.GGUFWriter.add_tensor
+
+    def other(writer: gguf.GGUFWriter, name: str, values: np.ndarray, raw_dtype: Any = None) -> None:
+        if "up_exps" in name:
+            values, raw_dtype = values.astype(np.float16), gguf.GGMLQuantizationType.F16
+        add(writer, name, values, raw_dtype=raw_dtype)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gguf.GGUFWriter, "add_tensor", other)
+        gguf_zoo.save(made, "qwen3moe", path)
+
+
 NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (damaged(b"<think>", b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
     "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
@@ -313,6 +329,15 @@ NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "kind": (
         partial(gguf_zoo.save_wide, kind=gguf.GGMLQuantizationType.Q8_K),
         "has a tensor .* of type Q8_K, which is not supported",
+    ),
+    "experts": (
+        experts_of_two_types,
+        r"blk\.0\.ffn_up_exps\.weight is of another type \(F16\) than blk\.0\.ffn_gate_ex",
+    ),
+    "no ups": (damaged(b"blk.1.ffn_up_exps.", b"blk.1.ffn_no_exps.", "qwen3moe"), r"tensor blk\.1\.ffn_no_exps\."),
+    "no experts": (
+        damaged(b"qwen3moe.expert_used_count", b"qwen3moe.expert_user_count", "qwen3moe"),
+        "does not tell num_experts_per_tok",
     ),
     "longrope": (damaged(b"blk.1.ffn_norm.weight", b"rope_factors_long.wei"), r"\(longrope\)"),
 }

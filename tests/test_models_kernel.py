@@ -50,6 +50,11 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("granite", {}),
     ("granite_hybrid", {}),
 ]
+EXPERTS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"hidden_size": 64, "moe_intermediate_size": 64, "num_experts": 8, "decoder_sparse_step": 2}),
+    ("mixtral", {"hidden_size": 64, "intermediate_size": 64}),
+    ("granite_moe", {"hidden_size": 64, "intermediate_size": 64}),
+]
 CHANGED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"num_key_value_heads": 4}),
@@ -67,6 +72,8 @@ def random_model(family: str, changes: dict[str, Any]) -> PreTrainedModel:
         if parameter.ndim == 1:
             about_0 = "bias" in name or family.startswith("gemma")  # whose norms multiply by 1 more
             nn.init.normal_(parameter, mean=0.0 if about_0 else 1.0, std=0.2)
+        if parameter.ndim == 3:  # of all experts
+            nn.init.normal_(parameter, std=0.15)
     return model
 
 
@@ -122,17 +129,21 @@ def in_form(model: PreTrainedModel, form: int) -> torch.dtype:
     return model.dtype
 
 
-@pytest.mark.parametrize("form", [WHOLE, HALVED, DOTTED])
-@pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
-def test_equals_the_generic_path(family: str, changes: dict[str, Any], form: int) -> None:
+CASES = [*pairs(VARIANTS + CHANGED, [WHOLE, HALVED, DOTTED]), *pairs(EXPERTS, [WHOLE, HALVED])]
+
+
+@pytest.mark.parametrize(("variant", "form"), CASES)  # with bfloat16 states other experts are chosen
+def test_equals_the_generic_path(variant: tuple[str, dict[str, Any]], form: int) -> None:
+    family, changes = variant
     model = random_model(family, {"head_dim": 16, **changes})
     assert_equal_paths(model, in_form(model, form))
 
 
-@pytest.mark.parametrize(("family", "changes"), VARIANTS + CHANGED)
+@pytest.mark.parametrize(("family", "changes"), VARIANTS + EXPERTS + CHANGED)
 def test_bfloat16_is_nearer_to_float64_than_torch_is(family: str, changes: dict[str, Any]) -> None:
     model = nn.Module.to(random_model(family, {"head_dim": 16, **changes}), torch.bfloat16)
     tokens = [[i * 31 % 99 + 1 for i in range(40)]]
+    model.config._experts_implementation = "eager"  # the others are not made for float64
     with torch.inference_mode():
         torchs = model(torch.tensor(tokens)).logits[0].double()
         exact = nn.Module.to(deepcopy(model), torch.float64)(torch.tensor(tokens)).logits[0]

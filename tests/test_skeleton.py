@@ -52,7 +52,7 @@ def logits(lm: CausalLM) -> torch.Tensor:
 
 
 KINDS = (TYPES.Q4_K, TYPES.Q8_0, TYPES.Q3_K, TYPES.BF16, TYPES.F32)
-OTHERS = ("qwen2", "qwen3", "phi3", "smollm3", "granite", "seed_oss")
+OTHERS = ("qwen2", "qwen3", "qwen3moe", "phi3", "smollm3", "granite", "seed_oss")
 MADE = [
     *((architecture, kind, kind != TYPES.Q8_0) for architecture in ("llama", "gemma3") for kind in KINDS),
     *((name, *case) for name in OTHERS for case in ((TYPES.Q4_K, False), (TYPES.BF16, True))),

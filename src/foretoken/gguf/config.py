@@ -27,6 +27,11 @@ GRANITE = {  # its configuration's numbers, by their keys in the file
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+EXPERTS = {  # likewise of Qwen3-MoE
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
 LAYERS_27B = 62  # by which llama.cpp too tells Gemma 3's largest model, whose queries have a scale of their own
 
 
@@ -59,11 +64,13 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         "tie_word_embeddings": "output.weight" not in shapes,
         **_named_ids(vocabulary_of(reader), "bos", "eos", "padding"),
     }
+    if prefix == "qwen3moe":
+        options |= {name: value(key) for name, key in EXPERTS.items()} | {"norm_topk_prob": True}  # as llama.cpp has it
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
     head_dim = value("attention.key_length", hidden_size // heads)
-    if prefix in ("qwen3", "gemma", "gemma3", "seed_oss") or head_dim != hidden_size // heads:
+    if prefix in ("qwen3", "qwen3moe", "gemma", "gemma3", "seed_oss") or head_dim != hidden_size // heads:
         options["head_dim"] = head_dim
     rotary, window = _rotary(reader, prefix, head_dim), value("attention.sliding_window") or None  # 0 stands for none
     if prefix == "gemma3":

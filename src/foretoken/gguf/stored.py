@@ -1,6 +1,7 @@
 """Write weights to a safetensors file one part after the other, such as those of a GGUF file."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, Weight
+from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, ROUTER, Weight
 from foretoken.kernel.memory import LINE
 from foretoken.kernel.quantised import KINDS, packed_bytes
 from foretoken.kernel.sizes import COLUMNS
@@ -57,9 +58,9 @@ def in_bfloat16(weight: Weight) -> Stored:
 def packed(weights: Sequence[Weight]) -> list[Stored]:
     """Return tensors in the form that the kernel reads, panels first, so that each panel starts at a cache line.
 
-    Matrices of a kind that the kernel has become panels, except the embedding, whose rows stay as they are. Those of
-    other quantised kinds become bfloat16. Vectors become float32, and all else stays as in the file. An embedding that
-    is the LM head too is written twice, as rows and as panels.
+    Matrices that `_packs` finds become panels, except the embedding, whose rows stay as they are. Other quantised ones
+    become bfloat16. Vectors become float32, and all else stays as in the file. An embedding that is the LM head too is
+    written twice, as rows and as panels. A stack of experts is one matrix with the outputs of all of them.
 
     weights: those of the GGUF file.
     """
@@ -67,19 +68,25 @@ def packed(weights: Sequence[Weight]) -> list[Stored]:
     others: list[Stored] = []
     names = {weight.name for weight in weights}
     for weight in weights:
-        rows = weight.name == EMBEDDING
+        rows, packs = weight.name == EMBEDDING, _packs(weight)
         if len(weight.shape) == 1:
             others.append(Stored(weight.name, "F32", weight.shape, weight.chunks))
         elif weight.kind.upper() in PLAIN:
             others.append(Stored(weight.name, weight.kind.upper(), weight.shape, partial(_raw, weight)))
-        elif weight.kind not in KINDS:
+        elif not packs:
             others.append(replace(in_bfloat16(weight), kind=weight.kind))
         elif rows:
-            others.append(Stored(weight.name, "U8", weight.stored.data.shape, partial(_raw, weight), weight.kind))
-        if weight.kind in KINDS and (not rows or HEAD not in names):
-            shape = (packed_bytes(weight.kind, *weight.shape),)
+            others.append(Stored(weight.name, "U8", weight.raw().shape, partial(_raw, weight), weight.kind))
+        if packs and (not rows or HEAD not in names):
+            shape = (packed_bytes(weight.kind, math.prod(weight.shape[:-1]), weight.shape[-1]),)
             panels.append(Stored(HEAD if rows else weight.name, "U8", shape, partial(_panels, weight), weight.kind))
     return panels + others
+
+
+def _packs(weight: Weight) -> bool:
+    """Whether a matrix can be panels: of a kind that the kernel has, no router, and no experts between panels."""
+    between = len(weight.shape) == 3 and weight.shape[1] % COLUMNS > 0
+    return weight.kind in KINDS and not between and not weight.name.endswith(ROUTER)
 
 
 def _raw(weight: Weight) -> Iterator[NDArray[np.uint8]]:
@@ -90,7 +97,7 @@ def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
     from foretoken.kernel.packing import pack  # imports numba
 
     raw = weight.raw()
-    rows = max(1, CHUNK // weight.shape[1] // COLUMNS) * COLUMNS  # of whole panels
+    rows = max(1, CHUNK // weight.shape[-1] // COLUMNS) * COLUMNS  # of whole panels
     for first in range(0, len(raw), rows):
         yield pack(weight.kind, raw[first : first + rows])
 

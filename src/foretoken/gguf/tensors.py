@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,7 +15,7 @@ CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and a few tim
 # Tensors that are no weights, but what rotary frequencies are divided by: config.py reads them.
 FREQUENCIES, LONG, SHORT = OF_ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 FUSED = "attn_qkv"  # queries, keys and values in one matrix, as some files have them in every architecture
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING, HEAD, ROUTER = "model.embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 _LAYER = {
@@ -28,6 +29,9 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Those of gate and up are one tensor in transformers; the router and the experts stand in the places of the matrices.
+GATES, UPS = "ffn_gate_exps", "ffn_up_exps"
+_EXPERTS = {"ffn_gate_inp": "mlp.gate", GATES: "mlp.experts.gate_up_proj", "ffn_down_exps": "mlp.experts.down_proj"}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
 
@@ -55,6 +59,7 @@ ARCHITECTURES = {
     "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LAYER),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _LAYER | _HEAD_NORMS),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", _LAYER | _HEAD_NORMS | _EXPERTS),
     "phi3": Architecture(
         "phi3",
         "Phi3ForCausalLM",
@@ -107,35 +112,40 @@ class Weight:
 
     name: its name in transformers.
     shape: the shape of the torch tensor.
-    stored: the library's description of it, with a view of its bytes.
+    stored: the library's descriptions of it, each with a view of its bytes. There are two where it is one of experts
+        [experts, out, in] and has, for each expert, its outputs in the first and then those in the second.
     rows: per row of the torch tensor (or element of a vector) its place in the file; None: the order is the same.
     offset: what is subtracted from every value of the file.
     """
 
     name: str
     shape: tuple[int, ...]
-    stored: gguf.ReaderTensor
+    stored: tuple[gguf.ReaderTensor, ...]
     rows: NDArray[np.int64] | None
     offset: float
 
     @property
     def kind(self) -> str:
         """The type of its values in the file, such as q4_k or f32."""
-        return self.stored.tensor_type.name.lower()
+        return self.stored[0].tensor_type.name.lower()
 
     def raw(self) -> NDArray[np.uint8]:
         """Return the bytes of each row [out, bytes], as stored, in the order of the torch tensor."""
-        data = self.stored.data.view(np.uint8)
-        return data if self.rows is None else data[self.rows]
+        data = self._some(slice(None)).view(np.uint8)
+        return data.reshape(-1, data.shape[-1])
 
     def chunks(self) -> Iterator[NDArray[np.float32]]:
         """Yield the values in the order of the torch tensor, in flat float32 arrays of at most about CHUNK values."""
-        data = self.stored.data
         step = max(1, CHUNK // int(np.prod(self.shape[1:])))
         for start in range(0, self.shape[0], step):
-            some = data[start : start + step] if self.rows is None else data[self.rows[start : start + step]]
-            values = gguf.dequantize(some, self.stored.tensor_type).reshape(-1)
+            some = self._some(slice(start, start + step))
+            values = gguf.dequantize(some, self.stored[0].tensor_type).reshape(-1)
             yield values - np.float32(self.offset) if self.offset else values
+
+    def _some(self, part: slice) -> NDArray[Any]:
+        """Return some rows, elements or experts, as stored, in the order of the torch tensor; part: which of them."""
+        data = [tensor.data[part] if self.rows is None else tensor.data[self.rows[part]] for tensor in self.stored]
+        return data[0] if len(data) == 1 else np.concatenate(data, axis=1)
 
 
 def gguf_weights(reader: Reader) -> list[Weight]:
@@ -156,11 +166,19 @@ def gguf_weights(reader: Reader) -> list[Weight]:
                 f"The GGUF file has a tensor {tensor.name} of type {kind.name}, which is not supported: take another "
                 "file of this model."
             ) from error
+    ups = {tensor.name: tensor for tensor in reader.tensors if UPS in tensor.name}
     for tensor in reader.tensors:
-        if tensor.name in OF_ROTARY:
+        if tensor.name in OF_ROTARY or tensor.name in ups:
             continue
         part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
-        whole = tuple(int(n) for n in reversed(tensor.shape))
+        whole, all_stored = tuple(int(n) for n in reversed(tensor.shape)), (tensor,)
+        if part == GATES and (up := ups.get(tensor.name.replace(GATES, UPS))) is not None:
+            if up.tensor_type != tensor.tensor_type:
+                raise ForetokenError(
+                    f"In the GGUF file {up.name} is of another type ({up.tensor_type.name}) than {tensor.name} "
+                    f"({tensor.tensor_type.name}), which is not supported: take another file of this model."
+                )
+            whole, all_stored = (whole[0], 2 * whole[1], whole[2]), (tensor, up)
         parts: dict[str, NDArray[np.int64] | None] = {part: None}
         if part == FUSED and part not in architecture.layer:
             queries, keys = of_rotary.values()
@@ -173,7 +191,7 @@ def gguf_weights(reader: Reader) -> list[Weight]:
                 rows = order if rows is None else rows[order]
             offset = architecture.norm_offset if own.endswith("norm") else 0.0
             name = _name(tensor.name.replace(part, own), architecture)
-            weights.append(Weight(name, shape, tensor, rows, offset))
+            weights.append(Weight(name, shape, all_stored, rows, offset))
     return weights
 
 
@@ -183,7 +201,8 @@ def _name(stored: str, architecture: Architecture) -> str:
         case [outer, kind] if outer in _OUTER:
             return f"{_OUTER[outer]}.{kind}"
         case ["blk", layer, part, kind] if part in architecture.layer:
-            return f"model.layers.{layer}.{architecture.layer[part]}.{kind}"
+            own = architecture.layer[part]
+            return f"model.layers.{layer}.{own}" + ("" if ".experts." in own else f".{kind}")
         case _:
             raise ForetokenError(
                 f"The GGUF file has a tensor {stored}, which {architecture.class_name} does not: it is not supported."

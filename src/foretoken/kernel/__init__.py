@@ -40,6 +40,9 @@ norms before the residual sums, as Gemma 3 has them:
                                    |          +-- rotary embedding of queries; attention (attention.py)
                                    +-- rotary embedding of keys; keys and values into their slots
 
+In a layer with experts, widen and narrow are those of experts.py: each node is multiplied with the matrices of the few
+experts that it chooses, and the nodes that have an expert in common together.
+
 **A call** from outside takes named tuples, whose docstrings say what every array means and how large it is:
 
     model.score        logits, or probabilities, after n nodes of each sequence of a batch

@@ -60,6 +60,18 @@ def alive(typing: Any, array: Any) -> Any:
     return types.void(array), lambda context, b, s, args: context.get_dummy_value()
 
 
+@written(*[types.intp] * 5)
+def call_at(b: Any, code: Any, *values: Any) -> None:
+    """Call a linked loop (compile.py) by its address, and not by its name, so that it need not be there.
+
+    b: the builder of the LLVM instructions.
+    code: the address of its machine code.
+    values: its four arguments, whole numbers.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+    b.call(b.inttoptr(code, kind.as_pointer()), values)
+
+
 def arrays_of(dtype: Any) -> Any:
     """Return a function for compiled loops: of an address and a tuple of sizes it makes the array there, as a view.
 

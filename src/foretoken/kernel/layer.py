@@ -11,6 +11,8 @@ In models with norms before the residual sums too, as Gemma 3 has them, norm and
 settle, after mix and again after narrow: such a norm needs whole rows, and in mix and narrow a thread makes only some
 columns of each row.
 
+In layers with experts, experts.py does steps 5 and 6.
+
 After each step every thread waits for the others (together.py). In a step a thread takes some panels of a matrix, and
 thereby some columns of the product, or it takes some heads. Steps 2 and 3 are separate because models have few key
 heads: if threads shared out two or three key heads for attention, some would have more to do than others. What all
@@ -26,7 +28,7 @@ from functools import partial
 import numpy as np
 from numba import prange
 
-from foretoken.kernel.addresses import arrays_of, floats, whole
+from foretoken.kernel.addresses import arrays_of, call_at, floats, whole
 from foretoken.kernel.attention import Attention, attend, store
 from foretoken.kernel.compile import compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows
@@ -38,24 +40,28 @@ from foretoken.kernel.sizes import COLUMNS, DOTTED, QUANTISED
 from foretoken.kernel.together import ALONE, TOGETHER, meet, wait
 
 PROJECT, CACHE, LOOK, MIX, SETTLE_MIXED, WIDEN, NARROW, SETTLE_NARROWED, STEPS = range(9)
-Q, K, V, OUT, GATE, UP, DOWN, MATRICES = range(8)  # the matrices of a layer, in the order in which they are used
+# The matrices of a layer, in the order in which they are used; the router stands before GATE.
+Q, K, V, OUT, GATE, UP, DOWN, ROUTER, MATRICES = range(9)
 
 # The record of one layer of one forward, with arrays by their addresses. `layers_of` takes the address of such records,
 # and so is compiled once, not again in each compiled call that runs layers. The records of all layers stand one behind
-# the other. Arrays are float32 unless said otherwise. The whole numbers SIZES:
-# m: nodes of all sequences. d: width of the states. batch: sequences. query_heads, key_heads: their numbers. dim: width
-# of a head. width: channels of the MLP; wide: the same rounded up to whole vectors of 16. kind: layers of one kind have
-# the same mask and angles. paired: whether keys and values are bfloat16. bare: whether the layer reads `fed` instead of
-# the normed stream. normed_heads: whether queries and keys have norms. settled: whether norms stand before the residual
-# sums. used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
+# the other. Arrays are float32 unless said otherwise. The whole numbers SIZES: m: nodes of all sequences. d: width of
+# the states. batch: sequences. query_heads, key_heads: their numbers. dim: width of a head. width: channels of the MLP,
+# or of one expert; wide: the same rounded up to whole vectors of 16. kind: layers of one kind have the same mask and
+# angles. paired: whether keys and values are bfloat16. bare: whether the layer reads `fed` instead of the normed
+# stream. normed_heads: whether queries and keys have norms. settled: whether norms stand before the residual sums.
+# used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
 # positions_known: rows of `cos` and `sin`. fed_width: numbers of a row of `fed`. room: numbers of `bits` for each
-# thread. The FLOATS: eps, head_eps: what the norms of states, and those of heads, add to the mean square. scale: the
-# factor of the queries. low: the finite number that stands for minus infinity in masks. linear, cubic: the MLP's
-# activation, sizes.SILU or sizes.GELU. A model's records hold what its weights and its cache decide; a forward fills a
-# copy with the rest: its sizes, the rooms that it makes, and the nodes.
+# thread. experts: their number, 0 in a layer without any. picks: how many of them each node has, 1 in such a layer.
+# normed_shares: whether the shares of a node's experts are divided by their sum. The FLOATS: eps, head_eps: what the
+# norms of states, and those of heads, add to the mean square. scale: the factor of the queries. low: the finite number
+# that stands for minus infinity in masks. linear, cubic: the MLP's activation, sizes.SILU or sizes.GELU. A model's
+# records hold what its weights and its cache decide; a forward fills a copy with the rest: its sizes, the rooms that it
+# makes, and the nodes.
 SIZES = (
     "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "kind", "paired", "bare", "normed_heads",
-    "settled", "used", "seen", "panels", "positions_known", "fed_width", "room",
+    "settled", "used", "seen", "panels", "positions_known", "fed_width", "room", "experts", "picks",
+    "normed_shares",
 )  # fmt: skip
 FLOATS = ("eps", "head_eps", "scale", "low", "linear", "cubic")
 ADDRESSES = (
@@ -68,14 +74,16 @@ ADDRESSES = (
     "mixed",  # the output of attention, before the output matrix [m, query_heads dim]
     "back",  # what is added to the stream [m, d]
     "gated",  # gates, and beside them ups [m, 2 wide]
-    "inner",  # act(gate) * up [m, wide]
+    "inner",  # act(gate) * up [m picks, wide]
+    "routes",  # each thread's choice of experts [parts, experts + 2 m picks], see experts.py
+    "mlp",  # machine code of experts.py, 0 in a layer without experts
     "positions",  # of the nodes [m], int64
     "slots",  # of the nodes [batch, n], int64
     "cos", "sin",  # cosines and sines of every position [positions_known, dim]
     "norms",  # weights of the norms before attention and before the MLP [2, d]
     "norms_after",  # weights of the norms behind attention and behind the MLP [2, d], read if settled
     "head_norms",  # weights of the norms of queries and of keys [2, dim], read if normed_heads
-    "weights",  # addresses of the matrices' panels [MATRICES], int64
+    "weights",  # addresses of the matrices' panels, in a layer with experts those of the first one [MATRICES], int64
     "forms",  # the matrices' forms, see sizes.py [MATRICES], int64
     "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
     "keys", "values",  # the layer's part of the cache, in a forward from its first sequence on: see attention.py
@@ -97,7 +105,7 @@ def round_for(t, part, x, k, form):
     """Round or quantise rows into the thread's `bits`, if a matrix of this form takes them so.
 
     t, part: see the module.
-    x: the rows, float32 [m, k or more]; their first k numbers are taken.
+    x: the rows, float32 [m or less, k or more]; their first k numbers are taken.
     k: inputs of the matrix.
     form: the form of the matrix; nothing is done for WHOLE and HALVED.
     """
@@ -105,7 +113,7 @@ def round_for(t, part, x, k, form):
     if form == DOTTED:
         round_rows(x, k, floats(bits, (t.room,)))
     elif form >= QUANTISED:
-        quantise_rows(x.ctypes.data, x.shape[1], t.m, k, bits)
+        quantise_rows(x.ctypes.data, x.shape[1], len(x), k, bits)
 
 
 @fused
@@ -332,6 +340,8 @@ def part_of(layer, step, part, parts):
         mix(t, part, parts)
     elif step == SETTLE_MIXED:
         settle(t, part, parts, 0, t.to_out)
+    elif t.mlp != 0 and step <= NARROW:
+        call_at(t.mlp, layer, step, part, parts)
     elif step == WIDEN:
         widen(t, part, parts)
     elif step == NARROW:

@@ -154,14 +154,20 @@ def forward(x, fed, nodes, layers, wanted, threads):
     """
     (m, d), table, k = x.shape, layers.copy(), layers[0]
     heads, of_q, parts = k.query_heads + 2 * k.key_heads, k.query_heads * k.dim, 1
-    of_layer = m * d * (heads * k.dim + of_q + 3 * k.width)
+    wide, widest, routes = 0, 0, 0
+    for layer in range(len(table)):  # those with experts and those without have MLPs of other widths
+        t = table[layer]
+        wide, widest = max(wide, t.wide), max(widest, t.picks * t.wide)
+        routes = max(routes, t.experts + 2 * m * t.picks)
+    of_layer = m * d * (heads * k.dim + of_q + 3 * widest)
     if threads is not None and of_layer > SPREAD:
         parts = threads
-    room = m * (max(d, fed.shape[1], of_q, k.width) + 2)
+    room = m * (max(d, fed.shape[1], of_q, wide) + 2)
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
     qkv, mixed = np.empty((m, heads * k.dim), np.float32), np.empty((m, of_q), np.float32)
-    gated, inner = np.empty((m, 2 * k.wide), np.float32), np.empty((m, k.wide), np.float32)
+    gated, inner = np.empty((m, 2 * wide), np.float32), np.empty((m, widest), np.float32)
     back, gate = np.empty((m, d), np.float32), np.empty(GATE, np.int64)
+    chosen = np.empty((parts, routes), np.int64)
     gated[:], gate[:] = 0, 0  # `np.zeros` would be two more functions to compile
     of_sequence = 4 * k.key_heads * k.panels * COLUMNS * k.dim // (2 if k.paired else 1)  # bytes of its keys in a layer
     for layer in range(len(table)):
@@ -170,7 +176,7 @@ def forward(x, fed, nodes, layers, wanted, threads):
         t.fed_width, t.room = fed.shape[1], room
         t.x, t.fed, t.own, t.bits = x.ctypes.data, fed.ctypes.data, own.ctypes.data, bits.ctypes.data
         t.qkv, t.mixed, t.back = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
-        t.gated, t.inner = gated.ctypes.data, inner.ctypes.data
+        t.gated, t.inner, t.routes = gated.ctypes.data, inner.ctypes.data, chosen.ctypes.data
         t.positions, t.slots = nodes.positions.ctypes.data, nodes.slots.ctypes.data
         t.keys, t.values = t.keys + nodes.first * of_sequence, t.values + nodes.first * of_sequence
         mask = nodes.masks[t.kind if len(nodes.masks) > 1 else 0]
@@ -182,7 +188,7 @@ def forward(x, fed, nodes, layers, wanted, threads):
         steps.layers_of(table.ctypes.data, len(table), gate.ctypes.data, 0, 1, 0)
     if threads is not None and parts > 1:  # None first, so that numba leaves out what is for more threads
         steps.layers_threads(table.ctypes.data, len(table), gate.ctypes.data, parts, of_layer * len(table))
-    alive((fed, own, bits, qkv, mixed, back, gated, inner, table, gate))
+    alive((fed, own, bits, qkv, mixed, back, gated, inner, chosen, table, gate))
 
 
 @fused

@@ -9,7 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from foretoken.kernel.sizes import COLUMNS
+from foretoken.models.experts import PanelMixture
 from foretoken.models.panels import PanelLinear
+
+MLPS = ("mlp", "shared_mlp", "block_sparse_moe")  # the names of a layer's MLP, the last two those of Granite's
 
 
 class Matrix(NamedTuple):
@@ -45,6 +48,7 @@ class DecoderLayer(NamedTuple):
     before_mlp: weight of the norm before the MLP [d].
     after: weights of the norms of what attention and the MLP put out [2, d]; without such norms [0, d].
     head_norms: weights of the norms of query and key heads [2, dim]; without such norms [0, dim].
+    mixture: the experts, of which `gate`, `up` and `down` are the first one's; None in a layer without.
     """
 
     q: Matrix
@@ -58,6 +62,7 @@ class DecoderLayer(NamedTuple):
     before_mlp: np.ndarray
     after: np.ndarray
     head_norms: np.ndarray
+    mixture: PanelMixture | None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -66,7 +71,7 @@ class DecoderLayer(NamedTuple):
 
 
 def read_layer(layer: Any, dim: int) -> DecoderLayer:
-    """Return the weights of a decoder layer that has the modules of Llama, Phi-3, Gemma 3 or Granite 4.
+    """Return the weights of a decoder layer that has the modules of Llama, Phi-3, Gemma 3, Granite 4 or Qwen3-MoE.
 
     layer: the module, its linear layers packed; its input_layernorm may be None.
     dim: the width of an attention head.
@@ -78,13 +83,14 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
         k, v = [Matrix(attention.qkv_proj, of_k, first) for first in (of_q, of_q + of_k)]
     else:
         q, k, v = [_whole(x) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    if hasattr(layer, "shared_mlp"):  # Granite 4
-        both, down = layer.shared_mlp.input_linear, layer.shared_mlp.output_linear
+    mlp: Any = next(getattr(layer, name) for name in MLPS if hasattr(layer, name))
+    if hasattr(mlp, "input_linear"):  # Granite 4
+        both, down = mlp.input_linear, mlp.output_linear
     else:
-        both, down = getattr(layer.mlp, "gate_up_proj", None), layer.mlp.down_proj
+        both, down = getattr(mlp, "gate_up_proj", None), mlp.down_proj
     if both is None:
-        gate, up = _whole(layer.mlp.gate_proj), _whole(layer.mlp.up_proj)
-    else:  # Phi-3 and Granite 4: one behind the other
+        gate, up = _whole(mlp.gate_proj), _whole(mlp.up_proj)
+    else:  # Phi-3, Granite 4 and experts: one behind the other
         gate, up = [Matrix(both, down.in_features, first) for first in (0, down.in_features)]
     norms, after = layer.post_attention_layernorm, np.zeros((0, len(layer.post_attention_layernorm.weight)), np.float32)
     if hasattr(layer, "post_feedforward_layernorm"):  # Gemma 3
@@ -94,8 +100,9 @@ def read_layer(layer: Any, dim: int) -> DecoderLayer:
     if hasattr(attention, "q_norm"):  # each query and key head by itself
         head_norms = np.stack([norm_weight(attention.q_norm), norm_weight(attention.k_norm)])
     return DecoderLayer(
-        q, k, v, _whole(attention.o_proj), gate, up, _whole(down),
+        q, k, v, _whole(attention.o_proj), gate, up, Matrix(down, len(norms.weight)),
         None if before is None else norm_weight(before), norm_weight(norms), after, head_norms,
+        mlp if isinstance(mlp, PanelMixture) else None,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from foretoken.catalogue.kept import drop_unused, kept
 from foretoken.core.making import making
 from foretoken.kernel.processor import FEATURES, MATRIX, NAME
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.experts import STACKS, put_stack, stack_sizes
 from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import layout
 from foretoken.models.llama_kernel import FAMILY, llama_kernel
@@ -159,7 +160,8 @@ def filled(model: M, weights: Weights) -> M:
     dtype = model.dtype
     blocks = {name: tensor for name, (tensor, _) in weights.items() if tensor.dtype == torch.uint8}
     owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in blocks}
-    read_ahead([blocks[name] for name, owner in owners.items() if isinstance(owner, nn.Linear)])  # not the embedding
+    rows = type(model.get_input_embeddings())  # of which few are ever read
+    read_ahead([blocks[name] for name, owner in owners.items() if type(owner) is not rows])
     for name, (tensor, kind) in weights.items():
         path, _, part = name.rpartition(".")
         module: Any = model.get_submodule(path)
@@ -167,6 +169,8 @@ def filled(model: M, weights: Weights) -> M:
             bias, _ = weights.get(f"{path}.bias", (None, ""))
             sizes = module.in_features, module.out_features
             model.set_submodule(path, PackedLinear(kind, tensor.numpy(), *sizes, bias))
+        elif tensor.dtype == torch.uint8 and part in STACKS:
+            put_stack(module, part, PackedLinear(kind, tensor.numpy(), *stack_sizes(module, part)))
         elif tensor.dtype == torch.uint8:
             scale = getattr(module, "scalar_embed_scale", 1.0)  # Gemma's
             model.set_submodule(path, PackedEmbedding(kind, tensor.numpy(), scale=scale))

@@ -15,6 +15,7 @@ from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.cache import Slots, slots_of
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, norm_eps, read_layer
+from foretoken.models.experts import PanelMixture
 from foretoken.models.panels import PackedEmbedding
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class KernelLayers:
     vocab_size: V, the number of logits.
     serial: number of levels of a chain that the layers draft; further ones come from `mlps`.
     records: what the kernel must know of each layer, with addresses of its weights [layers] LAYER of kernel/layer.py.
-    linears, arrays: the modules and arrays of which `records` holds addresses, kept here so that their memory stays.
+    linears, mixtures, arrays: the modules and arrays of which `records` holds addresses, kept here so that their memory
+        stays; a layer without experts has None among `mixtures`.
     paired: whether new caches are in bfloat16.
     kinds: the names of the different kinds of layers; layers of one kind have the same masks and angles.
     rotated: per layer whether queries and keys are rotated; where they are not, all angles are 0.
@@ -69,14 +71,15 @@ class KernelLayers:
         read = [read_layer(layer, dim) for layer in layers]
         first = read[0]
         self.dim, self.angles, self.key_heads = dim, angles, first.k.out_features // dim
-        width = first.gate.out_features
-        wide = -(-width // LANES) * LANES
+        widths = [x.gate.out_features for x in read]
+        wides = [-(-width // LANES) * LANES for width in widths]
         self.linears = [matrix.linear for layer in read for matrix in layer.matrices]
         self.paired = all(linear.form == DOTTED for linear in self.linears)
         self.kinds, self.rotated = list(dict.fromkeys(kinds)), rotated or [True] * len(layers)
         self.records = t = np.zeros(len(read), LAYER)
         t["query_heads"], t["key_heads"], t["dim"] = first.q.out_features // dim, self.key_heads, dim
-        t["width"], t["wide"], t["kind"] = width, wide, [self.kinds.index(kind) for kind in kinds]
+        t["width"], t["wide"], t["kind"] = widths, wides, [self.kinds.index(kind) for kind in kinds]
+        t["picks"] = 1
         t["bare"] = [x.before_attention is None for x in read]
         t["normed_heads"], t["settled"] = len(first.head_norms) > 0, len(first.after) > 0
         t["eps"], t["scale"], t["low"], (t["linear"], t["cubic"]) = eps, scale, LOW, curve
@@ -90,12 +93,26 @@ class KernelLayers:
             "forms": [np.array([matrix.linear.form for matrix in layer.matrices]) for layer in read],
             "to_qkv": [np.concatenate([x.q.bias(), x.k.bias(), x.v.bias()]) for x in read],
             "to_out": [x.out.bias() for x in read],
-            "to_gate": [np.concatenate([x.gate.bias(wide), x.up.bias(wide)]) for x in read],
+            "to_gate": [np.concatenate([x.gate.bias(n), x.up.bias(n)]) for x, n in zip(read, wides, strict=True)],
             "to_down": [x.down.bias() for x in read],
         }
+        self.mixtures = [x.mixture for x in read]
+        for i, mixture in enumerate(self.mixtures):
+            if mixture is not None:
+                self._add_experts(i, mixture)
         for name, arrays in self.arrays.items():
             t[name] = [array.ctypes.data for array in arrays]
         self.threads = ThreadChoice()
+
+    def _add_experts(self, layer: int, mixture: PanelMixture) -> None:
+        """Complete the record of a layer with experts; layer: its number. mixture: its MLP."""
+        from foretoken.kernel.experts import machine_code
+
+        t = self.records[layer : layer + 1]
+        t["mlp"], t["experts"], t["picks"] = machine_code().address[0], mixture.experts, mixture.picks
+        t["normed_shares"] = mixture.normed
+        for name, of_router in {"weights": mixture.router.address, "forms": mixture.router.form}.items():
+            self.arrays[name][layer] = np.append(self.arrays[name][layer], of_router)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "KernelLayers":
         """Return this object: addresses of copied weights would be others, and the weights are only read."""

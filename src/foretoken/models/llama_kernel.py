@@ -15,6 +15,7 @@ from foretoken.core.shapes import Float
 from foretoken.kernel.sizes import COLUMNS, DOTTED, GELU, LANES, QUANTISED, SILU
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
+from foretoken.models.experts import PanelMixture
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, KernelSlots, check_known, table_of
@@ -27,12 +28,13 @@ from foretoken.models.skeleton import Skeleton
 FAMILY = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
     "GemmaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM", "MinistralForCausalLM", "SeedOssForCausalLM",
-    "GraniteForCausalLM", "GraniteMoeHybridForCausalLM",
+    "GraniteForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
+    "GraniteMoeForCausalLM",
 )  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
 # Settings of Gemma's and Granite's families that the kernel does not have.
-NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "num_local_experts")
+NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # rotary scalings that do not depend on the length of the text
 
 
@@ -202,11 +204,13 @@ def is_plain(model: HFModel) -> bool:
         return False
     if any(getattr(config, name, None) for name in NOT_HERE):
         return False
-    known = (PanelLinear, PackedLinear, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout)
+    known = (PanelLinear, PackedLinear, PanelMixture, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout)
     for module in model.modules():
         ours = type(module) in known or type(module).__module__ == kind.__module__
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
         if not (ours or type(module).__name__ in ACTIVATIONS) or changed:  # by adapters, hooks, offloading
+            return False
+        if isinstance(getattr(module, "experts", None), nn.Module):  # those of a PanelMixture are in its stacks
             return False
     inner: Any = model.model
     if inner.rotary_emb is None or any(

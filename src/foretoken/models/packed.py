@@ -18,6 +18,7 @@ from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.experts import PanelMixture
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import (
     Weights,
@@ -102,6 +103,8 @@ def _bytes_read(model: nn.Module) -> int | None:
     """Return the bytes of all weights but those of embeddings; None for a mixture of experts, whose stand in stacks."""
     total = 0
     for module in model.modules():
+        if isinstance(module, PanelMixture):
+            return None
         if isinstance(module, PanelLinear):
             total += module.panels.nbytes
         if not isinstance(module, nn.Embedding):

@@ -26,6 +26,7 @@ from foretoken.kernel import compile as loops
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.quantised import KINDS, packed_bytes, unpack
 from foretoken.kernel.sizes import COLUMNS, DOTTED, HALVED, WHOLE
+from foretoken.models.experts import STACKS, PanelMixture, is_mixture, router_of
 from foretoken.models.mapped import NO_FILES, MappedFiles, weight_files
 
 PART = 64 * COLUMNS  # rows of a matrix that are laid out at a time
@@ -229,22 +230,45 @@ def pack_linears(module: nn.Module, dtype: torch.dtype | None = None) -> None:
         replaced.
     """
     linears: list[tuple[nn.Module, str]] = []  # by name, so that each one's weight is freed once it is replaced
+    mixtures: list[tuple[nn.Module, str]] = []
     for path, parent in module.named_modules():
         for name, child in parent.named_children():
             known = type(child) in (nn.Linear, Conv1D) and (dtype or child.weight.dtype) in PACKED
             if known and not keeps_weight(module, f"{path}.{name}"):
                 linears.append((parent, name))
+            elif is_mixture(child):
+                mixtures.append((parent, name))
     if linears and not _works():
         return
     arena, files = Arena(), weight_files()
     for parent, name in linears:
         setattr(parent, name, PanelLinear(getattr(parent, name), arena, dtype, files))
+    for parent, name in mixtures:
+        setattr(parent, name, _mixture(getattr(parent, name), arena, dtype, files))
     # Other weights are copied, since as views of a file they would keep its pages in memory. Embeddings stay: only few
     # of their rows are ever read.
     tables = [table.weight for table in module.modules() if isinstance(table, nn.Embedding)]
     for parameter in module.parameters():
         if not any(parameter is table for table in tables):
             parameter.data = files.copied(parameter.data)
+
+
+def _mixture(block: Any, arena: Arena, dtype: torch.dtype | None, files: MappedFiles) -> PanelMixture:
+    """Return an MLP with experts over panels. Its router is in float32 always: rounding may change who is chosen.
+
+    block: what `is_mixture`, whose stacks may be quantised already.
+    arena, dtype, files: as in PanelLinear.
+    """
+
+    def laid_out(weight: Tensor | PanelLinear, dtype: torch.dtype | None) -> PanelLinear:
+        if isinstance(weight, PanelLinear):
+            return weight
+        linear = nn.Linear(1, 1, bias=False, device="meta")  # elsewhere it would draw random weights
+        linear.weight = nn.Parameter(weight.detach().flatten(0, -2), requires_grad=False)
+        return PanelLinear(linear, arena, dtype, files)
+
+    router = laid_out(router_of(block).weight, torch.float32)
+    return PanelMixture(block, router, *[laid_out(getattr(block.experts, name), dtype) for name in STACKS])
 
 
 def keeps_weight(model: nn.Module, layer: str) -> bool:

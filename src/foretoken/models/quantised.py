@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from foretoken.catalogue.kept import WEIGHTS, kept
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.quantised import KINDS
+from foretoken.models.experts import STACKS, is_mixture, put_stack
 from foretoken.models.folder import on_disk
 from foretoken.models.hf_model import HFModel
 from foretoken.models.mapped import weight_files
@@ -52,7 +53,7 @@ def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path 
 
 
 def pack_quantised(model: HFModel, kind: str) -> HFModel:
-    """Quantise the linear layers of a model in place, and return it.
+    """Quantise the linear layers and the experts of a model in place, and return it.
 
     Layers whose rows are not whole blocks stay as they are, and so do those that `keeps_weight`.
 
@@ -64,20 +65,32 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
 
     last, files = model.get_output_embeddings(), weight_files()
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
-        for path, module in list(model.named_modules()):
-            if type(module) is not nn.Linear or keeps_weight(model, path):
-                continue
+        for parent, name in _matrices(model):
+            module = getattr(parent, name)  # or the experts' stack itself
+            weight = (module.weight if isinstance(module, nn.Linear) else module).detach().flatten(0, -2)
+            out, width = weight.shape
             own = HEAD_KIND if module is last else kind
-            if own == "q4_k" and module.in_features % KINDS[own].weights:
+            if own == "q4_k" and width % KINDS[own].weights:
                 own = "q4_1"
-            if module.in_features % KINDS[own].weights == 0:
-                quantise = partial(_quantised, kind=own)
-                rows = list(threads.map(quantise, module.weight.detach().split(PART)))
+            if width % KINDS[own].weights == 0:
+                rows = list(threads.map(partial(_quantised, kind=own), weight.split(PART)))
                 panels = pack(own, np.concatenate(rows))
-                sizes = module.in_features, module.out_features
-                model.set_submodule(path, PackedLinear(own, panels, *sizes, module.bias))
-                files.forget(module.weight.detach())
+                put = setattr if isinstance(module, nn.Linear) else put_stack
+                put(parent, name, PackedLinear(own, panels, width, out, getattr(module, "bias", None)))
+                files.forget(weight)
     return model
+
+
+def _matrices(model: HFModel) -> list[tuple[nn.Module, str]]:
+    """Return what is quantised, linear layers and stacks of experts, by the module that it is in and its name there."""
+    found: list[tuple[nn.Module, str]] = []
+    for path, module in model.named_modules():
+        if type(module) is nn.Linear and not keeps_weight(model, path):
+            parent, _, name = path.rpartition(".")
+            found.append((model.get_submodule(parent), name))
+        elif is_mixture(module):
+            found += [(module.get_submodule("experts"), name) for name in STACKS]
+    return found
 
 
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
@@ -96,7 +109,8 @@ def _stored(model: HFModel) -> Iterator[Stored]:
     for path, module in model.named_modules():
         if isinstance(module, PackedLinear):
             panels = module.panels
-            yield Stored(f"{path}.weight", "U8", tuple(panels.shape), partial(_bytes, panels), module.kind)
+            name = path if ".experts." in path else f"{path}.weight"
+            yield Stored(name, "U8", tuple(panels.shape), partial(_bytes, panels), module.kind)
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point():
             yield Stored(name, NAMES[tensor.dtype], tuple(tensor.shape), partial(_bytes, tensor))

@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from foretoken.models.cache import Plane
+from foretoken.models.experts import PanelMixture
 from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import Layout
 from foretoken.models.panels import PackedEmbedding, PanelLinear
@@ -93,7 +94,10 @@ class Skeleton(Part):
         """The transformers model over the same weights, which is made when it is first asked for."""
         model = self._make(self.config.original(), self.generation_config, self.dtype)
         for name, module in self.named_modules():
-            if isinstance(module, PanelLinear | PackedEmbedding):
+            if isinstance(module, PanelMixture):
+                block = model.get_submodule(name)
+                model.set_submodule(name, PanelMixture(block, module.router, module.gate_up_proj, module.down_proj))
+            elif isinstance(module, PanelLinear | PackedEmbedding):
                 model.set_submodule(name, module)
         for name, weight in self.named_parameters(remove_duplicate=False):
             path, _, part = name.rpartition(".")
