@@ -122,6 +122,7 @@ def save(
     vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
     embedding: gguf.GGMLQuantizationType | None = None,
     fused: bool = False,
+    split: dict[str, Any] | None = None,
     **more: str | float | list[Any],
 ) -> None:
     """One GGUF file: matrices in `kind`, or in several by turns, vectors in float32; `more` are strings, numbers and
@@ -129,9 +130,10 @@ def save(
 
     embedding: the kind of the embedding, by default as all matrices.
     fused: whether queries, keys and values are one matrix.
+    split: how the library cuts the file into parts, whose names it makes of `path`; None: the file is one.
     """
     config: Any = made.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, **split or {})
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

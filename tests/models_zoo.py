@@ -127,6 +127,79 @@ PECULIAR: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("GptOss", {**GQA, "head_dim": 8, "num_local_experts": 4, "sliding_window": 9, "layer_types": MIXED}),
 }
 
+DELTA = {  # of gated linear attention
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 4, "mamba_n_groups": 1}
+STATES = ["linear_attention", "full_attention", "linear_attention"]
+MIXER = {"n_groups": 1, "chunk_size": 4}  # of Mamba's second version
+# Families that keep recurrent states.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("Qwen3_5Text", {**GQA, **DELTA, "head_dim": 16, "layer_types": STATES}),
+    "qwen3_next": (
+        "Qwen3Next",
+        {
+            **GQA,
+            **DELTA,
+            **EXPERTS,
+            "head_dim": 8,
+            "layer_types": STATES,
+            "num_experts": 4,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
+    "olmo_hybrid": ("OlmoHybrid", {**GQA, **DELTA, "layer_types": STATES}),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **SMALL,
+            **LATENT,
+            "q_lora_rank": None,
+            "layer_types": STATES,
+            "mlp_layer_types": ["dense"] * 3,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_key_value_heads": 4,
+        },
+    ),
+    "lfm2": ("Lfm2", {**GQA, "layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm3": ("Lfm3", {**GQA, "layer_types": ["conv", *MIXED[:2]], "sliding_window": 9}),
+    "falcon_h1": ("FalconH1", {**GQA, **MAMBA, "head_dim": 8, "mamba_d_ssm": 64}),
+    "bamba": ("Bamba", {**GQA, **MAMBA, "attn_layer_indices": [1]}),
+    "granite_mamba": (
+        "GraniteMoeHybrid",
+        {
+            **GQA,
+            **MAMBA,
+            **MULTIPLIERS,
+            "layer_types": STATES,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 64,
+            "position_embedding_type": "nope",
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **GQA,
+            **MIXER,
+            "head_dim": 8,
+            "ssm_state_size": 8,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "num_hidden_layers": 4,
+            "layers_block_type": [*STATES, "mlp"],
+        },
+    ),
+    "zamba2": (
+        "Zamba2",
+        {**GQA, **MIXER, "n_mamba_heads": 8, "layers_block_type": ["linear_attention", "hybrid", "linear_attention"]},
+    ),
+}
+
 
 @cache
 def _weights(family: str) -> dict[str, torch.Tensor]:
@@ -134,11 +207,11 @@ def _weights(family: str) -> dict[str, torch.Tensor]:
 
 
 def _build(family: str, attention: str, **changes: Any) -> PreTrainedModel:
-    name, arguments = {**FAMILIES, **PECULIAR}[family]
+    name, arguments = {**FAMILIES, **PECULIAR, **RECURRENT}[family]
     config = getattr(hf, f"{name}Config")(**{**arguments, **changes})
     config._attn_implementation = "eager" if name == "Gemma2" else attention  # sdpa has no softcap for the scores
     torch.manual_seed(0)
-    kind = name.removesuffix("Text") if name.startswith("Gemma") else name
+    kind = name.removesuffix("Text") if name.startswith(("Gemma", "Qwen3_5")) else name
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(hf, kind + head)(config).eval()
     with torch.no_grad():

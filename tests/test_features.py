@@ -14,7 +14,7 @@ from foretoken.models.features import FINAL
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from models_zoo import FAMILIES, TOLERANCE, random_parents, text, tiny
+from models_zoo import FAMILIES, RECURRENT, TOLERANCE, random_parents, text, tiny
 
 LAYERS = (2, FINAL, 0)
 
@@ -61,7 +61,7 @@ def check(model: PreTrainedModel, rows: Rows, batch: int, exact: PreTrainedModel
                 assert (got - true).abs().mean() <= (plain - true).abs().mean()
 
 
-@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in FAMILIES)])
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((family, 3) for family in (*FAMILIES, *RECURRENT))])
 def test_generic(family: str, batch: int) -> None:
     model = tiny(family)
     check(model, CausalLM(model).open(batch, 60, LAYERS), batch)

@@ -190,6 +190,14 @@ def test_a_sentencepiece_vocabulary_that_names_no_special_tokens(tmp_path: Path)
     assert gguf_tokenizer(written(tmp_path, "gemma3", **wrong)).eos_token_id == 2
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_a_prompt_does_not_end_in_the_token_that_ends_texts(tmp_path: Path, architecture: str) -> None:
+    """Some files ask for that, of embedding models or as they were trained: what followed would be another text."""
+    reader = written(tmp_path, architecture, **{"tokenizer.ggml.add_eos_token": True})
+    tokenizer = gguf_tokenizer(reader)
+    assert tokenizer.eos_token_id not in tokenizer("the cat").input_ids
+
+
 @pytest.mark.parametrize("words", ["llama3", "llama-v3"])
 def test_other_names_for_llama_3s_words(tmp_path: Path, words: str) -> None:
     reader = written(tmp_path, vocabulary=partial(gguf_zoo.byte_level, words=words))
@@ -266,7 +274,7 @@ def saved(path: Path, **how: Any) -> None:
 NOT_READ: dict[str, tuple[Callable[[Path], object], str]] = {
     "no text": (damaged(b"<think>", b"<th\xffnk>"), "model.gguf.* is damaged .*utf-8"),
     "heads": (partial(saved, **{"llama.attention.head_count": 7}), "model.gguf: .* is damaged"),
-    "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model: join them with"),
+    "part": (partial(saved, **{"split.count": 3}), "is one of 3 parts of a model, and its name does not say which"),
     "parts": (partial(saved, **{"split.count": "two"}), "model.gguf as a GGUF file"),
     "rotary": (partial(saved, **{"llama.rope.scaling.type": "dynamic"}), r"scales its rotary positions \(dynamic\)"),
     "no factors": (partial(saved, **{"llama.rope.scaling.type": "longrope"}), r"scales its rotary .* \(longrope\)"),

@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {"vocab_size": 101, "hidden_size": 32}
 SIZES = {**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 GEMMA = {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16}
 LLAMA4 = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size_mlp": 64, "num_local_experts": 2}
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
+JAMBA = {**SIZES, "num_key_value_heads": 2, "num_experts": 2, "attn_layer_offset": 1, "attn_layer_period": 2}
 T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 LOCAL = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
 
@@ -36,12 +36,7 @@ def build(name: str, **arguments: Any) -> hf.PreTrainedModel:
         ("Mamba-ForCausalLM", {**SMALL, "num_hidden_layers": 2, "state_size": 4}, "Mamba"),
         ("Rwkv-ForCausalLM", {**SMALL, "num_hidden_layers": 2, "context_length": 64}, "Rwkv"),
         ("RecurrentGemma-ForCausalLM", {**SIZES, **GEMMA}, "RecurrentGemma"),
-        ("Bamba-ForCausalLM", {**SIZES, **MAMBA, "attn_layer_indices": [1]}, "Bamba"),
-        (
-            "Lfm2-ForCausalLM",
-            {**SIZES, "num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]},
-            "Lfm2.*conv",
-        ),
+        ("Jamba-ForCausalLM", JAMBA, "Jamba.* reads several tokens behind a text without its recurrent states"),
         ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": None}, "Llama4.*chunked_attention layers, .* token tree"),
         ("Llama4-ForCausalLM", {**LLAMA4, "layer_types": ["full_attention"] * 2}, "Llama4.*slots"),
         ("MegatronBert-ForCausalLM", {**SIZES, "is_decoder": True}, "MegatronBert.* EncoderDecoderCache"),
@@ -96,17 +91,6 @@ def test_a_shortage_of_memory_is_no_fault_of_the_model(shortage: Exception, monk
     monkeypatch.setattr(model.lm_head, "forward", raising(shortage))
     with pytest.raises(type(shortage), match=str(shortage)):
         CausalLM(model)
-
-
-def test_hidden_state_is_found_by_its_cache() -> None:
-    """A model that does not admit to a recurrent state is caught by the cache layers it fills."""
-    model = build("Bamba-ForCausalLM", **SIZES, **MAMBA)
-    type(model)._is_stateful, before = False, type(model)._is_stateful
-    try:
-        with pytest.raises(ForetokenError, match="Bamba"):
-            CausalLM(model)
-    finally:
-        type(model)._is_stateful = before
 
 
 def test_training_mode() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import foretoken
+import models_zoo
 import tiny
 import tokenizers_zoo as zoo
 from foretoken.core.interfaces import PrefixSession
@@ -23,6 +24,7 @@ from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import parts
+from foretoken.models.recurrent import RecurrentRows
 from foretoken.models.static import StaticForward
 from foretoken.serve.prefix import BLOCK, Prefill, PrefixCache
 from foretoken.serve.requests import Intake
@@ -65,6 +67,27 @@ def test_long_prompts_beside_running_texts_change_no_text(folders, work, drafter
         assert listener.wait() == want.token_ids, i
         assert sum(step.num_drafted for step in listener.steps) == want.stats.num_drafted
     assert [listener.steps[-1].num_cached for listener in listeners] == [0, 0, 0, 0, 64, 0, 256, 320, 128]
+
+
+@pytest.mark.parametrize("drafter", [None, "drafter", "ngram"])
+def test_prompts_of_a_model_that_keeps_recurrent_states(tmp_path, work, drafter, monkeypatch):
+    """Blocks count up to the last one that has states: where a prompt, or a piece of it, was read to."""
+    model = models_zoo.tiny("qwen3_5", vocab_size=257, max_position_embeddings=1024, random_weights=True)
+    folders = {"target": tiny.save(model, tmp_path)}
+    folders["drafter"] = folders["target"]
+    engine = load(folders, drafter, **({"tree": "chain:3"} if drafter else {}))
+    reads: list[int] = []
+    commit = RecurrentRows._commit
+    monkeypatch.setattr(RecurrentRows, "_commit", lambda *args: reads.append(len(args[2])) or commit(*args))
+    worker = work(engine)
+    prompts = [ids(1, 200), ids(1, 200), [*ids(1, 192), *ids(2, 80)], [*ids(1, 130), *ids(3, 9)], ids(4, 20)]
+    listeners = [asked(worker, job(engine, prompt, i, 12)) for i, prompt in enumerate(prompts)]
+    finish(worker, *listeners)
+    assert sum(reads) <= (1 + (drafter == "drafter")) * (199 + 7 + 79 + 138 + 19)
+    for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
+        want = alone(engine, prompt, i, 12)
+        assert listener.wait() == want.token_ids, i
+        assert drafter != "drafter" or want.stats.num_accepted > 4
 
 
 def test_running_texts_get_steps_between_the_pieces_of_a_prompt(folders, work, monkeypatch):

@@ -11,7 +11,7 @@ class Stats:
     """What one sequence took and brought so far. Times are seconds of wall clock since the sequence joined the batch.
 
     num_tokens: emitted tokens, bonus tokens included.
-    num_target_forwards: steps, each of which is one forward of the target.
+    num_target_forwards: steps, each of which is one forward of the target, unless the target keeps recurrent states.
     num_plain: steps at which nothing was drafted.
     num_drafted: nodes of all trees besides the roots.
     num_accepted: draft tokens that were emitted.

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
+from foretoken.gguf.split import parts_of
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 WEIGHTS = "packed.safetensors"
@@ -49,9 +50,9 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 def model_files(source: Path) -> list[Path]:
-    """Return the files that a model may consist of; source: its file or folder."""
+    """Return the files that a model may consist of; source: its file, or the first part of it, or its folder."""
     if source.is_file():
-        return [source]
+        return parts_of(source)
     files = (path for path in source.glob("[!.]*") if path.suffix in READ and path.is_file())
     return sorted(path for path in files if os.access(path, os.R_OK))
 
@@ -73,7 +74,7 @@ def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | Non
     section: the part of the cache directory in which such folders stand.
     make: called with the path of a folder that is not there yet, which it makes and fills.
     """
-    contents = {str(path.relative_to(source)): _content(path) for path in model_files(source)}
+    contents = {os.path.relpath(path, source): _content(path) for path in model_files(source)}
     source = source.resolve()
     stem = re.sub(r"[^\w.-]", "_", source.stem if source.is_file() else source.name, flags=re.ASCII)
     name = f"{stem[:LONGEST]}-{hashlib.sha256(os.fsencode(source)).hexdigest()[:12]}"

@@ -107,6 +107,11 @@ def shown(name: object) -> str:
     return name if isinstance(name, str) and name else repr(name)
 
 
+def few(names: list[str]) -> str:
+    """Return up to three of the `names` as text, and how many others there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def check_seed(seed: int | None, prompts: int = 1) -> None:
     """Refuse seeds of more than the 32 bits that torch's CPU generator takes.
 

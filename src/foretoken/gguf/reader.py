@@ -6,10 +6,14 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from numpy.typing import NDArray
 
 from foretoken.core.errors import ForetokenError
+from foretoken.gguf.split import parts_of
+
+SPLIT = ("split.no", "split.count", "split.tensors.count")  # the last is the number of tensors in all parts
+AGAIN = "get all parts of one model again"
 
 
 class Reader(GGUFReader):
@@ -17,12 +21,15 @@ class Reader(GGUFReader):
 
     A list of the metadata is one part of its field. The library makes arrays of each entry, which takes two seconds for
     a vocabulary.
+
+    split: the values of the keys SPLIT, 0 where the file lacks them.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the file at `path`; the library raises errors of several classes where it cannot be read."""
         self._metadata: dict[str, Any] = {}
         super().__init__(path)
+        self.split = tuple(int(self.metadata(key, 0)) for key in SPLIT)
 
     @property
     def data(self) -> NDArray[np.uint8]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -93,14 +100,46 @@ class Reader(GGUFReader):
 
 
 def open_gguf(path: Path) -> Reader:
-    """Open the GGUF file at `path`.
+    """Open the GGUF model at `path`, its file or any of its parts.
 
-    Raises ForetokenError for a file that is not there, is no GGUF file, is cut off, has another byte order, or is one
-    part of a model.
+    Returns the reader of the file, or of the first part, which has the metadata, with the tensors of all parts. Raises
+    ForetokenError for a file that is not there, is no GGUF file, is cut off or has another byte order, and for parts
+    that are not all those of one model.
     """
+    parts = parts_of(path)
+    readers = [_opened(part) for part in parts]
+    count = readers[0].split[1]
+    if len(parts) > 1:
+        readers[0].tensors = _joined(parts, readers)
+    elif count > 1:
+        raise ForetokenError(
+            f"{path} is one of {count} parts of a model, and its name does not say which: give all parts their own "
+            f"names again, which end like -00001-of-{count:05}.gguf."
+        )
+    return readers[0]
+
+
+def _joined(parts: list[Path], readers: list[Reader]) -> list[ReaderTensor]:
+    """Return the tensors of all `parts` of a model. Raises ForetokenError for parts that are not all those of one."""
+    total, owners = readers[0].split[2], dict[str, Path]()
+    for number, (part, reader) in enumerate(zip(parts, readers, strict=True)):
+        if reader.split != (wanted := (number, len(parts), total)):
+            raise ForetokenError(
+                f"{part} does not belong to the parts beside it: its {', '.join(SPLIT)} are {reader.split} and should "
+                f"be {wanted}; {AGAIN}."
+            )
+        for tensor in reader.tensors:
+            if (owner := owners.setdefault(tensor.name, part)) is not part:
+                raise ForetokenError(f"Tensor {tensor.name} is in {owner} and in {part}: {AGAIN}.")
+    if len(owners) != total:
+        raise ForetokenError(f"{parts[0]} and its other parts have {len(owners)} tensors and not {total}: {AGAIN}.")
+    return [tensor for reader in readers for tensor in reader.tensors]
+
+
+def _opened(path: Path) -> Reader:
+    """Open one GGUF file. Raises ForetokenError where it cannot be read, or has another byte order."""
     try:
         reader = Reader(path)
-        parts = int(reader.metadata("split.count", 1))
     except (ValueError, IndexError, KeyError, OverflowError, OSError, TypeError, AttributeError) as error:
         raise ForetokenError(
             f"Cannot read {path} as a GGUF file: it is damaged, cut off or newer than what is known ({error}). Get it "
@@ -110,10 +149,5 @@ def open_gguf(path: Path) -> Reader:
         raise ForetokenError(
             f"{path} is a GGUF file with the byte order of other processors: convert it with `gguf-convert-endian`, or "
             "get another file of this model."
-        )
-    if parts > 1:
-        raise ForetokenError(
-            f"{path} is one of {parts} parts of a model: join them with `llama-gguf-split --merge`, and give the "
-            "file that comes out."
         )
     return reader

@@ -121,6 +121,8 @@ def _described(reader: Reader) -> PreTrainedTokenizerFast:
             if (special := marked.get(type_)) is not None
         ]
     )
+    # A token that the file adds behind texts (add_eos_token) is for whole ones, as embedding models read them, and for
+    # training: text goes on behind a prompt.
     begins = kind == "llama" or WORDS[reader.metadata("tokenizer.ggml.pre")].begins
     if (bos := names.get("bos")) is not None and reader.metadata("tokenizer.ggml.add_bos_token", begins):
         tokenizer.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,7 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.making import making
 from foretoken.heads.serial import Serial
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.layout import FULL, SLIDING, planes_kept
+from foretoken.models.layout import FULL, SLIDING, planes_kept, states_kept
 from foretoken.models.parts import parts
 
 
@@ -63,7 +63,10 @@ class Mtp(Serial):
         cache, device = DynamicCache(), self.target.device
         states = torch.zeros(1, 1, self.width, dtype=self.target.dtype, device=device)
         self.made(states, states, torch.zeros(1, 1, dtype=torch.int64, device=device), cache, None)
-        return [planes_kept(cache.layers[0], f"The layer of multi-token prediction of {self.target.name}")]
+        kind = f"The layer of multi-token prediction of {self.target.name}"
+        if states_kept(cache.layers[0], 0):
+            raise ForetokenError(f"{kind} keeps recurrent states, which is not supported.")
+        return [planes_kept(cache.layers[0], kind)]
 
 
 def own_mtp(target: CausalLM) -> Mtp:

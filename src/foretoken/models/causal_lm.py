@@ -19,6 +19,7 @@ from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.modules import Modules
 from foretoken.models.panels import PackedLinear
 from foretoken.models.probe import check_probe, first_forward
+from foretoken.models.recurrent import RecurrentRows, check_states
 from foretoken.models.rows import Rows
 from foretoken.models.skeleton import Skeleton
 from foretoken.models.static import StaticForward
@@ -50,7 +51,7 @@ class CausalLM:
         traced: where our kernel does not run the model, compile forwards of fixed shapes; on a GPU, record them.
         compiled: on a GPU, compile them before they are recorded.
 
-        Raises ForetokenError for a model that keeps anything but keys and values per token, for one that fails the
+        Raises ForetokenError for a model that keeps states of a kind that is not known, for one that fails the
         probe and for one whose forward raises an error there; the message names the type found.
         """
         kernel = llama_kernel(model) if isinstance(model, Skeleton) else None
@@ -63,7 +64,7 @@ class CausalLM:
         self.vocab_size = self._layout.probe.shape[-1]
         self.context = self._layout.context
         compiler = None
-        if traced and kernel is None:
+        if traced and kernel is None and not self.recurrent:
             compiled = compiled or model.device.type != "cuda"
             compiler = StaticForward(self.model, self.name, self._layout.planes, compiled)
         self.backend: LlamaKernel | StaticForward | Modules = kernel or compiler or Modules(self.model, self._layout)
@@ -71,6 +72,8 @@ class CausalLM:
             # Packed layers work, since `layout` has run them.
             with first_forward(self.weights, own=isinstance(self.backend, Modules)):
                 check_probe(self, self._layout.probe)
+                if self.recurrent:
+                    check_states(self)
         if compiler is not None:
             compiler.compiling = True
 
@@ -99,6 +102,11 @@ class CausalLM:
         return any(isinstance(module, PackedLinear) for module in self.weights.modules())
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it keeps recurrent states, beside keys and values or alone."""
+        return len(self._layout.states) > 0
+
+    @property
     def num_layers(self) -> int:
         return len(self._layout.planes)
 
@@ -124,6 +132,8 @@ class CausalLM:
                 f"{self.name} has no hidden states {layers}: give layers 0..{self.num_layers - 1}, or {FINAL} for "
                 "those that the LM head reads."
             )
+        if self.recurrent:
+            return RecurrentRows(self, batch, slots, layers)
         fused = isinstance(self.backend, LlamaKernel) and self.backend.drafts_chains
         return (FusedRows if fused else Rows)(self, batch, slots, layers)
 

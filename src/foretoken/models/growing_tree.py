@@ -82,6 +82,11 @@ class GrowingTree:
             row[seen] = 0.0
         return rows
 
+    def paths(self, first: int) -> list[list[int]]:
+        """Return paths that hold all nodes from index `first` on, each from its root down, the oldest nodes last."""
+        inner = set(self.parents[first:])
+        return [self._seen[j] for j in range(len(self) - 1, first - 1, -1) if j not in inner]
+
     def check_path(self, path: Sequence[int]) -> None:
         """Raise ForetokenError unless `path` is empty or a chain of nodes, the first of which has parent -1."""
         before = -1

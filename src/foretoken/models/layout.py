@@ -13,6 +13,9 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 
 from foretoken.core.errors import ForetokenError
@@ -24,6 +27,29 @@ from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW_MASK = "create_sliding_window_causal_mask"  # what transformers' code masks windows by
+# What transformers names types of layers that keep recurrent states; in those of a name with "hybrid" beside attention.
+RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
+ATTENTION = (DynamicLayer, DynamicSlidingWindowLayer)
+BOTH = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+
+
+@dataclass(frozen=True)
+class State:
+    """The shape of one recurrent state of one layer.
+
+    layer: the index of the layer.
+    kind: "conv" for the latest inputs of a convolution, else "recurrent".
+    index: of the state among those of its kind in the layer.
+    shape: without the batch.
+    dtype, device: of the tensor.
+    """
+
+    layer: int
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,7 @@ class Layout:
     context: the number of positions that the model was made for, None if unknown.
     hard: whether positions from number `context` on must not be used.
     probe: transformers' own logits after the first four tokens of the probe (probe.py) [v].
+    states: the shapes of the recurrent states of all layers.
     """
 
     planes: tuple[tuple[Plane, Plane] | None, ...]
@@ -42,6 +69,7 @@ class Layout:
     context: int | None
     hard: bool
     probe: Float[Tensor, " v"]
+    states: tuple[State, ...] = ()
 
 
 def layout(model: HFModel) -> Layout:
@@ -76,7 +104,8 @@ def layout(model: HFModel) -> Layout:
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
     planes = tuple(planes_kept(layer, kind) for layer in cache.layers)
     context, hard = _context(model, config)
-    return Layout(planes, windows, context, hard, out.logits[0, -1].clone())
+    states = tuple(state for i, layer in enumerate(cache.layers) for state in states_kept(layer, i))
+    return Layout(planes, windows, context, hard, out.logits[0, -1].clone(), states)
 
 
 def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
@@ -85,13 +114,11 @@ def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None)
     named = set(getattr(config, "layer_types", None) or ()) - {"moe", "mlp"}
     types = named or {FULL if window is None else SLIDING}
-    others = sorted(types - {FULL, SLIDING})
-    if getattr(model, "_is_stateful", False) and (others or not named):  # some sizes of Granite 4 have attention alone
-        raise ForetokenError(f"{kind} keeps a recurrent state that cannot be rolled back: use a pure attention model.")
+    others = sorted(types - {FULL, SLIDING, *RECURRENT})
     if others:
         raise ForetokenError(
-            f"{kind} has {others[0]} layers, which cannot follow a token tree: use a model whose layers all have full "
-            "or sliding attention."
+            f"{kind} has {others[0]} layers, which cannot follow a token tree: use a model whose layers have full or "
+            "sliding attention, or keep recurrent states."
         )
     if getattr(config, "attn_temperature_tuning", False):  # Llama 4 counts slots, not positions
         raise ForetokenError(f"{kind} scales attention by the number of slots, which cannot follow a tree.")
@@ -99,7 +126,8 @@ def _windows(model: HFModel, config: Any) -> dict[str, int | None]:
         raise ForetokenError(f"{kind} has local attention layers, whose window cannot follow a tree.")
     if not _masks_by_windows(model):
         return {FULL: None}
-    return {name: window if name == SLIDING else None for name in sorted(types)}
+    types = {SLIDING if name in (SLIDING, "hybrid_sliding") else FULL for name in types - {"linear_attention", "conv"}}
+    return {name: window if name == SLIDING else None for name in sorted(types or {FULL})}
 
 
 def _masks_by_windows(model: HFModel) -> bool:
@@ -120,13 +148,13 @@ def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
 
     layer: the layer of a transformers cache, after a forward of at most LENGTH tokens of the model `kind`.
 
-    Raises ForetokenError for a state that is not one key and one value per token.
+    Raises ForetokenError for a state that is neither one key and one value per token nor a recurrent one.
     """
     name = type(layer).__name__
-    if type(layer) is DummyLayer:
+    if type(layer) in (DummyLayer, LinearAttentionLayer):
         return None
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-        raise ForetokenError(f"{kind} keeps its state in {name}, which is not one key and value per token.")
+    if type(layer) not in (*ATTENTION, *BOTH):
+        raise ForetokenError(f"{kind} keeps its state in {name}, which is not known.")
     assert isinstance(layer, DynamicLayer)
     keys, values = layer.keys, layer.values
     if keys is None or values is None or keys.numel() == 0:
@@ -134,6 +162,20 @@ def planes_kept(layer: object, kind: str) -> tuple[Plane, Plane] | None:
     if keys.ndim != 4 or values.ndim != 4 or keys.shape[2] > LENGTH or values.shape[2] != keys.shape[2]:
         raise ForetokenError(f"{kind} keeps keys of shape {tuple(keys.shape)} instead of [b, heads, tokens, dim].")
     return _plane(keys), _plane(values)
+
+
+def states_kept(layer: object, i: int) -> list[State]:
+    """Return the shapes of the recurrent states of a layer of a transformers cache; i: the index of the layer."""
+    if type(layer) not in (LinearAttentionLayer, *BOTH):
+        return []
+    assert isinstance(layer, LinearAttentionLayer)
+    found = [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
+    return [
+        State(i, kind, index, tuple(state.shape[1:]), state.dtype, state.device)
+        for kind, states in found
+        for index, state in states.items()
+        if state is not None
+    ]
 
 
 def _plane(states: Tensor) -> Plane:

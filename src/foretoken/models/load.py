@@ -13,7 +13,7 @@ from transformers.utils.generic import ModelOutput
 
 from foretoken.catalogue.kept import WEIGHTS
 from foretoken.core.errors import ForetokenError
-from foretoken.core.limits import check_choice
+from foretoken.core.limits import check_choice, few
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
@@ -23,7 +23,7 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
 from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
-from foretoken.models.packed import dequantised_model, few, kept_file, packed_model, stored_tokenizer
+from foretoken.models.packed import dequantised_model, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import kept_quantised, pack_quantised
 from foretoken.models.skeleton import Settings, Skeleton

@@ -14,6 +14,8 @@ from foretoken.models.hf_model import HFModel
 from foretoken.models.layout import Layout
 from foretoken.models.panels import PanelLinear
 
+UNMASKED: dict[str, Tensor | None] = {"linear_attention": None, "conv": None}  # types of layers that have no mask
+
 
 class Modules:
     """The forwards of one model, shared by all batches; its linear layers may be packed."""
@@ -62,7 +64,7 @@ class ModuleSlots(SlotCache):
             "input_ids": torch.tensor(ids, device=device),
             "position_ids": torch.tensor(positions, device=device),
             # A model whose layers are all of one type takes (and some only take) the mask itself.
-            "attention_mask": tensors if len(tensors) > 1 else next(iter(tensors.values())),
+            "attention_mask": UNMASKED | tensors if len(tensors) > 1 else next(iter(tensors.values())),
             "past_key_values": self,
             "use_cache": True,
         }

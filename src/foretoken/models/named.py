@@ -10,6 +10,7 @@ from pathlib import Path
 from foretoken.catalogue.known import known_model, known_models
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import shown
+from foretoken.gguf.split import named_parts, parts_of
 from foretoken.models.folder import check_config, check_no_adapter
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -70,16 +71,19 @@ def located(source: str) -> str:
     """Return the folder, GGUF file or hub id that `source` stands for.
 
     That is `source` itself; the only GGUF file in it, where it is a folder without a config.json or without other
-    weights; or the model that was fetched by this short name.
+    weights; or the model that was fetched by this short name. A GGUF file in parts is named by its first part.
 
-    Raises ForetokenError for what is neither a model's folder nor its GGUF file, and for a hub id that is not found.
+    Raises ForetokenError for what is neither a model's folder nor its GGUF file, for a missing part, and for a hub id
+    that is not found.
     """
     fetched = None if os.path.exists(source) else known_model(source)
     if fetched is not None:
         return str(fetched)
     if os.path.isfile(source):
-        _check_gguf(source)
-        return source
+        parts = parts_of(Path(source))
+        for part in parts:
+            _check_gguf(part)
+        return str(parts[0])
     # A/B where there is a folder A is taken for a mistyped path, not for a hub id.
     looks_local = source.startswith((".", "/", "~")) or source.count("/") != 1 or Path(source).parent.is_dir()
     if not os.path.isdir(source):
@@ -88,11 +92,13 @@ def located(source: str) -> str:
         _check_hub(source)
         return source
     described = (Path(source) / "config.json").exists()
-    files = sorted(str(path) for path in Path(source).glob("*.gguf"))
+    files = sorted(Path(source).glob("*.gguf"))
     if files and not (described and any(path.suffix in WEIGHTS for path in Path(source).iterdir())):
-        if len(files) > 1:
-            raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {', '.join(files)}.")
-        return located(files[0])
+        models = {named_parts(path)[0]: str(path) for path in reversed(files)}
+        if len(models) > 1:
+            choices = ", ".join(sorted(models.values()))
+            raise ForetokenError(f"Folder {source} has {len(files)} GGUF files: name one of {choices}.")
+        return located(str(files[0]))
     if not described:
         check_no_adapter(source)
         raise ForetokenError(f"Folder {source} has no config.json: it is neither a model's nor a trained draft head's.")
@@ -118,10 +124,10 @@ def is_gguf(source: str) -> bool:
     return os.path.isfile(source)
 
 
-def _check_gguf(path: str) -> None:
+def _check_gguf(path: Path) -> None:
     """Raise ForetokenError for a file that does not begin as a GGUF file."""
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
         raise ForetokenError(f"Cannot read {path}: {error.strerror}.") from error

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.core.limits import few
 from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
 from foretoken.kernel.compile import compile_ahead
@@ -160,8 +161,3 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
         DequantisedWarning,
         stacklevel=3,
     )
-
-
-def few(names: list[str]) -> str:
-    """Return up to three of the `names` as text, and how many others there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

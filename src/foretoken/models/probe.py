@@ -117,7 +117,8 @@ def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
             f"{kind} scores a token tree otherwise than its paths: it does not follow the tree mask (what a node must "
             f"not see has {leak:.2g} of influence on its logits, what it must see {seen:.2g}), so it cannot be used."
         )
-    if torch.equal(_placed(rows, c, 2), _placed(rows, c, 3)):
+    # The order of the text is in recurrent states too, so that a model that keeps them may do without positions.
+    if not lm.recurrent and torch.equal(_placed(rows, c, 2), _placed(rows, c, 3)):
         raise ForetokenError(
             f"{kind} scores a token tree otherwise than its paths: it does not follow the position ids, so it cannot "
             "be used."

@@ -37,7 +37,12 @@ class Rows:
 
     @torch.inference_mode()
     def __init__(
-        self, lm: "CausalLM", batch: int, slots: int, layers: tuple[int, ...] = (), cache: KernelRows | None = None
+        self,
+        lm: "CausalLM",
+        batch: int,
+        slots: int,
+        layers: tuple[int, ...] = (),
+        cache: ModuleSlots | KernelRows | None = None,
     ) -> None:
         """Open rows of the model `lm`; batch, slots, layers: as in `CausalLM.open`; cache: the one to use, if any."""
         self._lm = lm
@@ -93,12 +98,15 @@ class Rows:
             self._lm.check_position(self.lengths[row] + len(tokens) - 1)
         most = KERNEL_CHUNK if isinstance(self.cache, KernelRows) else CHUNK
         for i in range(0, len(tokens), most):
-            chunk = tokens[i : i + most]
-            start, n = self.lengths[row], len(chunk)
-            self._place(slice(row, row + 1), start, n, start + n)
-            masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
-            self._forward([list(chunk)], [list(range(start, start + n))], masks, head=False)
-            self.lengths[row] += n
+            self._commit(row, tokens[i : i + most])
+
+    def _commit(self, row: int, tokens: Sequence[int]) -> None:
+        """Read tokens that follow the committed ones of the row with index `row`, by one forward, and commit them."""
+        start, n = self.lengths[row], len(tokens)
+        self._place(slice(row, row + 1), start, n, start + n)
+        masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
+        self._forward([list(tokens)], [list(range(start, start + n))], masks, head=False)
+        self.lengths[row] += n
 
     def score(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> list[Float[Tensor, "n v"]]:
         """Append nodes to the tree of every row, in one forward, and return their logits, per row [n, v].

@@ -72,7 +72,7 @@ class SLEMDrafter:
 
 def slem(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLEMDrafter:
     """Return the drafter of SLEM; source: its weights and translation; policy, law: as in `SLEMDrafter`."""
-    return SLEMDrafter(source.model, source.translation, policy, law, source.vocab_size)
+    return SLEMDrafter(source.rewound, source.translation, policy, law, source.vocab_size)
 
 
 @dataclass(eq=False)

@@ -104,7 +104,7 @@ def slrs(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDr
     policy: the shape of the trees, a chain of fixed depth.
     law: not used; draws are made as the algorithm says.
     """
-    return SLRSDrafter(source.model, source.translation, policy, source.vocab_size)
+    return SLRSDrafter(source.rewound, source.translation, policy, source.vocab_size)
 
 
 def union(source: TranslatedSource, policy: TreePolicy, law: LawFamily) -> SLRSDrafter:

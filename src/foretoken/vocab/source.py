@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.errors import ForetokenError
 from foretoken.draft.source import Source
+from foretoken.models.causal_lm import CausalLM
 from foretoken.vocab.translation import Translation
 
 
@@ -22,3 +24,16 @@ class TranslatedSource(Source):
     def has_common_tokens(self) -> bool:
         """Whether any token of the target's is also one of the drafter's, as vocab tli requires."""
         return any(token < self.model.vocab_size for token in self.translation.pairs.values())
+
+    @property
+    def rewound(self) -> CausalLM:
+        """The weights, for drafters that forget tokens of the text which are now split otherwise.
+
+        Raises ForetokenError for a model that keeps recurrent states, which cannot go back.
+        """
+        if self.model.recurrent:
+            raise ForetokenError(
+                f"Drafter {self.model.name} keeps recurrent states, which can follow another vocabulary by vocab tli "
+                "alone: choose that, or a drafter without such states."
+            )
+        return self.model
