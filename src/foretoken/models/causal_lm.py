@@ -4,6 +4,7 @@ It deals with token ids and slots alone: text, sampling and the choice of a tree
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class CausalLM:
             model = model.whole
         self._layout = model.layout if isinstance(model, Skeleton) else layout(model)
         kernel = kernel or llama_kernel(model)
+        if kernel is not None:  # which keeps what short convolutions read in slots, and no states
+            self._layout = replace(self._layout, states=())
         self.weights = model
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]
@@ -103,7 +106,7 @@ class CausalLM:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it keeps recurrent states, beside keys and values or alone."""
+        """Whether its forwards keep recurrent states, beside keys and values or alone."""
         return len(self._layout.states) > 0
 
     @property
