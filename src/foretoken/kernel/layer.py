@@ -88,7 +88,7 @@ ADDRESSES = (
     "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
     "filters",  # weights of the convolution, those of the nodes themselves last [taps, d]
     # The layer's part of the cache, in a forward from its first sequence on: see attention.py. A layer with a
-    # convolution has no keys, and as values what convolution.py keeps [batch, 64 panels, d].
+    # convolution has no keys, and as values what convolution.py keeps.
     "keys", "values",
     "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip

@@ -146,7 +146,7 @@ class KernelSlots(Slots):
     layers: the weights.
     keys, values: those of every layer with attention [layers, batch, ...], laid out as in kernel/attention.py.
     paired: whether they are bfloat16, two in a word of 32 bits, else float32.
-    inputs: what the convolutions of the other layers read of each token, float32 [layers, batch, slots, d].
+    inputs: what the convolutions of the other layers read of each token [layers, batch, slots, d or d / 2].
     cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim]; one more kind, the last,
         where some layers do not rotate.
     model: weights and cache together, as compiled functions take them.
@@ -170,7 +170,7 @@ class KernelSlots(Slots):
             shape = int(np.sum(~layers.convolved)), batch, layers.key_heads
             self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
             self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
-            shape = int(np.sum(layers.convolved)), batch, panels * COLUMNS, layers.width
+            shape = int(np.sum(layers.convolved)), batch, panels * COLUMNS, layers.width // per_word
             self.inputs = arena.zeros(shape, np.float32)
         else:
             self.keys, self.values, self.inputs = host.keys, host.values, host.inputs
@@ -182,8 +182,7 @@ class KernelSlots(Slots):
             angles.append((torch.ones(slots, layers.dim), torch.zeros(slots, layers.dim)))
         self.cos, self.sin = [torch.stack(part).numpy() for part in zip(*angles, strict=True)]
         records = layers.records.copy()
-        records["paired"], records["panels"] = self.paired & ~layers.convolved, self.keys.shape[3]
-        records["positions_known"] = slots
+        records["paired"], records["panels"], records["positions_known"] = self.paired, self.keys.shape[3], slots
         for name, parts in {"keys": self.keys, "values": self.values}.items():
             records[name][~layers.convolved] = [part.ctypes.data for part in parts]
         records["values"][layers.convolved] = [part.ctypes.data for part in self.inputs]
