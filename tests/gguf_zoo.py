@@ -57,6 +57,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "seed_oss": {"head_dim": 32},
     "gemma": {"head_dim": 32},  # its files have no LM head of their own
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0},
 }
 INTERLEAVED = ("llama", "smollm3", "granite")  # whose files have the rows of query and key heads in another order
 ARCHITECTURES = tuple(OWN)
@@ -137,10 +138,17 @@ def save(
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if architecture == "lfm2":
+        writer.add_feed_forward_length(len(made.model.layers[0].feed_forward.w1.weight))
+        heads_kv = [config.num_key_value_heads * (kind != "conv") for kind in config.layer_types]
+        writer.add_head_count_kv(heads_kv)
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rotary["rope_theta"])
     if rotary["rope_type"] == "linear":
@@ -221,8 +229,8 @@ def save(
             values = np.concatenate([ordered(name.replace(part, each)) for each in (part, "k_proj", "v_proj")])
             stored = stored.replace("attn_q", "attn_qkv")
         values = np.ascontiguousarray(values)
-        if values.ndim == 1 or name.endswith("mlp.gate.weight"):  # routers stay in float32
-            writer.add_tensor(stored, values)
+        if values.ndim != 2 or name.endswith("mlp.gate.weight"):  # routers and convolutions stay in float32
+            writer.add_tensor(stored, values[:, 0] if values.ndim == 3 else values)
         else:
             own = embedding if embedding is not None and name.endswith("embed_tokens.weight") else next(kinds)
             writer.add_tensor(stored, blocks(values, own), raw_dtype=own)
@@ -288,7 +296,7 @@ def byte_level(writer: gguf.GGUFWriter, words: str = "smollm") -> None:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    if words not in ("llama-bpe", "smaug-bpe", "tekken"):
+    if words not in ("llama-bpe", "smaug-bpe", "tekken", "lfm2"):
         writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 

@@ -139,7 +139,7 @@ def test_a_matrix_that_is_laid_out_in_parts_is_the_same(tmp_path: Path, monkeypa
     assert np.array_equal(np.concatenate(parts), pack("q8_0", head.raw()))
 
 
-@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe", "smaug-bpe", "tekken"])
+@pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe", "smaug-bpe", "tekken", "lfm2"])
 def test_byte_level_tokens(tmp_path: Path, words: str):
     vocabulary = partial(gguf_zoo.byte_level, words=words)
     _, path = converted(tmp_path, "qwen2", vocabulary=vocabulary)
@@ -148,11 +148,11 @@ def test_byte_level_tokens(tmp_path: Path, words: str):
     assert set(described["added_tokens_decoder"]) == {str(index) for index in tokenizer.added_tokens_decoder}
     text = "the cat sat on 2024  hats; don't <think>x</think> é 😀\n\n\tdef f(x):\n    return x"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    # Llama 3's and Mistral's texts begin with a token, unless the file says that they do not.
-    begins = words in ("llama-bpe", "tekken")
+    # The texts of Llama 3, Mistral and LFM2 begin with a token, unless the file says that they do not.
+    begins = words in ("llama-bpe", "tekken", "lfm2")
     assert (tokenizer(text).input_ids[0] == 1) == begins
     threes = ["202", "4"]  # how digits stand
-    whole = {"gpt-2": ["Ġ2024"], "llama-bpe": threes, "smaug-bpe": threes}.get(words, ["2", "0", "2", "4"])
+    whole = {"gpt-2": ["Ġ2024"], **dict.fromkeys(("llama-bpe", "smaug-bpe", "lfm2"), threes)}.get(words, list("2024"))
     cut = [word for word, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 2024")]
     assert [word for word in cut if word not in ("in", "Ġ")] == whole
     assert tokenizer.tokenize("<think>") == ["<think>"]

@@ -378,3 +378,16 @@ def test_two_names_of_one_file_are_kept_once(tmp_path: Path, home: Path) -> None
 
     folders = {kept(path, "gguf", make) for path in [tmp_path / "blob", tmp_path / "model.gguf"] * 2}
     assert len(folders) == len(made) == 1
+
+
+def test_lfm2_has_layers_of_two_sorts(tmp_path: Path) -> None:
+    """Short convolutions have no key heads, and the file says how many tokens they weigh."""
+    types = ["full_attention", "conv", "conv"]
+    config: Any = gguf_config(written(tmp_path, "lfm2", {"layer_types": types}))
+    assert (config.layer_types, config.conv_L_cache, config.num_key_value_heads) == (types, 3, 2)
+    config = gguf_config(written(tmp_path, "lfm2", {"conv_L_cache": 4}))
+    assert config.conv_L_cache == 4
+    with pytest.raises(ForetokenError, match="sliding windows"):
+        gguf_config(written(tmp_path, "lfm2", **{"lfm2.attention.sliding_window": 9}))
+    with pytest.raises(ForetokenError, match=r"differ in attention\.head_count_kv"):
+        gguf_config(written(tmp_path, "lfm2", **{"lfm2.attention.head_count_kv": [0, 2, 1]}))

@@ -60,12 +60,17 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         "num_attention_heads": heads,
         "num_key_value_heads": value("attention.head_count_kv", heads),
         "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
+        "norm_eps" if prefix == "lfm2" else "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
         "tie_word_embeddings": "output.weight" not in shapes,
         **_named_ids(vocabulary_of(reader), "bos", "eos", "padding"),
     }
     if prefix == "qwen3moe":
         options |= {name: value(key) for name, key in EXPERTS.items()} | {"norm_topk_prob": True}  # as llama.cpp has it
+    if prefix == "lfm2":
+        per_layer = reader.metadata("lfm2.attention.head_count_kv")  # 0 in those with a short convolution
+        if isinstance(per_layer, list):
+            options["layer_types"] = ["full_attention" if count else "conv" for count in per_layer]
+        options |= {"conv_L_cache": value("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
     missing = [name for name, given in options.items() if given is None and not name.endswith("token_id")]
     if missing:
         raise ForetokenError(f"The GGUF file does not tell {', '.join(missing)}: it is not whole, get it again.")
@@ -90,6 +95,8 @@ def gguf_config(reader: Reader) -> PreTrainedConfig:
         rotary = {"full_attention": rotary, "sliding_attention": local}
     if prefix in ("gemma3", "phi3"):
         options["sliding_window"] = window
+    if prefix == "lfm2" and window is not None:
+        raise ForetokenError("The LFM2 model in the GGUF file has sliding windows, which is not supported.")
     if prefix == "phi3" and rotary["rope_type"] == "longrope":  # which it takes before that of rope_parameters
         options["original_max_position_embeddings"] = rotary["original_max_position_embeddings"]
     options["rope_parameters"] = rotary

@@ -88,15 +88,16 @@ class Reader(GGUFReader):
     def of_model(self, key: str, default: Any = None) -> Any:
         """Return the value whose key is the architecture's name, a dot and `key`; `default` where there is none.
 
-        A list of values per layer that are all the same is returned as this value. Raises ForetokenError where they
-        are not.
+        A list of values per layer that are all the same is returned as this value; a layer with 0 has nothing of the
+        kind, as LFM2's short convolutions have no key heads. Raises ForetokenError where the others differ.
         """
         value = self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
         if not isinstance(value, list):
             return value
-        if not value or any(each != value[0] for each in value):
+        found = set(value) - {0}
+        if len(found) != 1:
             raise ForetokenError(f"The layers of the model in the GGUF file differ in {key}, which is not supported.")
-        return value[0]
+        return found.pop()
 
 
 def open_gguf(path: Path) -> Reader:

@@ -1,5 +1,6 @@
 """Read the tensors of GGUF files of known architectures as weights under transformers' names, some rows at a time."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,12 @@ CHUNK = 1 << 22  # weights dequantised at once: 16 MiB of float32, and a few tim
 FREQUENCIES, LONG, SHORT = OF_ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 FUSED = "attn_qkv"  # queries, keys and values in one matrix, as some files have them in every architecture
 EMBEDDING, HEAD, ROUTER = "model.embed_tokens.weight", "lm_head.weight", ".mlp.gate.weight"
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_OUTER = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.embedding_norm",  # LFM2's last norm
+    "output": "lm_head",
+}
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -33,6 +39,7 @@ _LAYER = {
 GATES, UPS = "ffn_gate_exps", "ffn_up_exps"
 _EXPERTS = {"ffn_gate_inp": "mlp.gate", GATES: "mlp.experts.gate_up_proj", "ffn_down_exps": "mlp.experts.down_proj"}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+FILTERS = "shortconv.conv"  # [d, taps] in the file, [d, 1, taps] in transformers
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,24 @@ ARCHITECTURES = {
             "post_ffw_norm": "post_feedforward_layernorm",
         },
         norm_offset=1.0,
+    ),
+    "lfm2": Architecture(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        _LAYER
+        | {
+            "attn_norm": "operator_norm",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "attn_output": "self_attn.out_proj",
+            "shortconv.in_proj": "conv.in_proj",
+            FILTERS: "conv.conv",
+            "shortconv.out_proj": "conv.out_proj",
+            "ffn_norm": "ffn_norm",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+        },
     ),
 }
 
@@ -170,8 +195,10 @@ def gguf_weights(reader: Reader) -> list[Weight]:
     for tensor in reader.tensors:
         if tensor.name in OF_ROTARY or tensor.name in ups:
             continue
-        part = tensor.name.split(".")[-2] if "." in tensor.name else tensor.name
+        part = re.sub(r"^blk\.\d+\.|\.\w+$", "", tensor.name)
         whole, all_stored = tuple(int(n) for n in reversed(tensor.shape)), (tensor,)
+        if part == FILTERS:
+            whole = (whole[0], 1, *whole[1:])
         if part == GATES and (up := ups.get(tensor.name.replace(GATES, UPS))) is not None:
             if up.tensor_type != tensor.tensor_type:
                 raise ForetokenError(
@@ -200,7 +227,7 @@ def _name(stored: str, architecture: Architecture) -> str:
     match stored.split("."):
         case [outer, kind] if outer in _OUTER:
             return f"{_OUTER[outer]}.{kind}"
-        case ["blk", layer, part, kind] if part in architecture.layer:
+        case ["blk", layer, *parts, kind] if (part := ".".join(parts)) in architecture.layer:
             own = architecture.layer[part]
             return f"model.layers.{layer}.{own}" + ("" if ".experts." in own else f".{kind}")
         case _:

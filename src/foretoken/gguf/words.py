@@ -57,7 +57,7 @@ WORDS = {
     "gpt-2": Words(gpt2=True),
     **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2"), _LLAMA3),
     "smaug-bpe": replace(_LLAMA3, begins=False),  # SmolLM3's
     "seed-coder": Words((_usual(r"\p{N}", breaks=""),)),
     "dbrx": Words(_LLAMA3.expressions),  # Phi-4's

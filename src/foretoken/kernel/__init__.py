@@ -40,8 +40,9 @@ norms before the residual sums, as Gemma 3 has them:
                                    |          +-- rotary embedding of queries; attention (attention.py)
                                    +-- rotary embedding of keys; keys and values into their slots
 
-In a layer with experts, widen and narrow are those of experts.py: each node is multiplied with the matrices of the few
-experts that it chooses, and the nodes that have an expert in common together.
+Some layers of LFM2 have a short convolution in place of attention, and take the steps `cache` and `look` from
+convolution.py. In a layer with experts, widen and narrow are those of experts.py: each node is multiplied with the
+matrices of the few experts that it chooses, and the nodes that have an expert in common together.
 
 **A call** from outside takes named tuples, whose docstrings say what every array means and how large it is:
 
@@ -51,7 +52,8 @@ experts that it chooses, and the nodes that have an expert in common together.
     softmax.softmax, draws.*, product.times        what torch code outside of this package uses alone
 
 To add an architecture whose layers compute what Llama's do, name its matrices and norms in models/decoder_layer.py, if
-its modules have other names. If its layers differ, they need a step of their own in layer.py, too.
+its modules have other names. If its layers differ, they need a step of their own in layer.py, or a file as
+convolution.py is.
 
 Threads are used where the work is worth starting them. An argument `threads` is None for one thread, not 1: None is a
 type of its own, for which numba leaves out the code for threads.

@@ -53,15 +53,16 @@ Q, K, V, OUT, GATE, UP, DOWN, ROUTER, MATRICES = range(9)
 # used: slots that are read. seen: columns of the mask, 0 or `used`. panels: panels of 64 slots in the cache.
 # positions_known: rows of `cos` and `sin`. fed_width: numbers of a row of `fed`. room: numbers of `bits` for each
 # thread. experts: their number, 0 in a layer without any. picks: how many of them each node has, 1 in such a layer.
-# normed_shares: whether the shares of a node's experts are divided by their sum. The FLOATS: eps, head_eps: what the
-# norms of states, and those of heads, add to the mean square. scale: the factor of the queries. low: the finite number
-# that stands for minus infinity in masks. linear, cubic: the MLP's activation, sizes.SILU or sizes.GELU. A model's
-# records hold what its weights and its cache decide; a forward fills a copy with the rest: its sizes, the rooms that it
-# makes, and the nodes.
+# normed_shares: whether the shares of a node's experts are divided by their sum. taps: numbers of the convolution of a
+# channel in a layer that has one instead of attention, 0 in others; such a layer's one query head and one key head have
+# the width d. The FLOATS: eps, head_eps: what the norms of states, and those of heads, add to the mean square. scale:
+# the factor of the queries. low: the finite number that stands for minus infinity in masks. linear, cubic: the MLP's
+# activation, sizes.SILU or sizes.GELU. A model's records hold what its weights and its cache decide; a forward fills a
+# copy with the rest: its sizes, the rooms that it makes, and the nodes.
 SIZES = (
     "m", "d", "batch", "query_heads", "key_heads", "dim", "width", "wide", "kind", "paired", "bare", "normed_heads",
     "settled", "used", "seen", "panels", "positions_known", "fed_width", "room", "experts", "picks",
-    "normed_shares",
+    "normed_shares", "taps",
 )  # fmt: skip
 FLOATS = ("eps", "head_eps", "scale", "low", "linear", "cubic")
 ADDRESSES = (
@@ -77,6 +78,7 @@ ADDRESSES = (
     "inner",  # act(gate) * up [m picks, wide]
     "routes",  # each thread's choice of experts [parts, experts + 2 m picks], see experts.py
     "mlp",  # machine code of experts.py, 0 in a layer without experts
+    "mixer",  # machine code of convolution.py, 0 in a layer with attention
     "positions",  # of the nodes [m], int64
     "slots",  # of the nodes [batch, n], int64
     "cos", "sin",  # cosines and sines of every position [positions_known, dim]
@@ -86,7 +88,10 @@ ADDRESSES = (
     "weights",  # addresses of the matrices' panels, in a layer with experts those of the first one [MATRICES], int64
     "forms",  # the matrices' forms, see sizes.py [MATRICES], int64
     "to_qkv", "to_out", "to_gate", "to_down",  # biases [q | k | v], [d], [gate | up], [d]
-    "keys", "values",  # the layer's part of the cache, in a forward from its first sequence on: see attention.py
+    "filters",  # weights of the convolution, those of the nodes themselves last [taps, d]
+    # The layer's part of the cache, in a forward from its first sequence on: see attention.py. A layer with a
+    # convolution has no keys, and as values what convolution.py keeps.
+    "keys", "values",
     "mask",  # what is added to the scores, 0 or `low` [batch, 1, n, seen], n = m / batch
 )  # fmt: skip
 LAYER = np.dtype([(name, np.int64) for name in SIZES + ADDRESSES] + [(name, np.float32) for name in FLOATS])
@@ -332,6 +337,8 @@ def part_of(layer, step, part, parts):
         if part == 0 and t.kept != 0:  # nothing changes the layer's input before step 4
             put(floats(t.x, (t.m, t.d)), floats(t.kept, (t.m, t.d)), 0)
         project(t, part, parts)
+    elif t.mixer != 0 and CACHE <= step <= LOOK:
+        call_at(t.mixer, layer, step, part, parts)
     elif step == CACHE:
         cache(t, part, parts)
     elif step == LOOK:

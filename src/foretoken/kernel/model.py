@@ -152,24 +152,23 @@ def forward(x, fed, nodes, layers, wanted, threads):
     wanted: a Wanted, which is filled but for what the LM head reads.
     threads: the largest number of threads; None for one.
     """
-    (m, d), table, k = x.shape, layers.copy(), layers[0]
-    heads, of_q, parts = k.query_heads + 2 * k.key_heads, k.query_heads * k.dim, 1
-    wide, widest, routes = 0, 0, 0
-    for layer in range(len(table)):  # those with experts and those without have MLPs of other widths
+    (m, d), table, parts = x.shape, layers.copy(), 1
+    of_qkv, of_q, wide, widest, routes = 0, 0, 0, 0, 0
+    for layer in range(len(table)):  # those with experts, with a convolution and with neither have other widths
         t = table[layer]
+        of_q, of_qkv = max(of_q, t.query_heads * t.dim), max(of_qkv, (t.query_heads + 2 * t.key_heads) * t.dim)
         wide, widest = max(wide, t.wide), max(widest, t.picks * t.wide)
         routes = max(routes, t.experts + 2 * m * t.picks)
-    of_layer = m * d * (heads * k.dim + of_q + 3 * widest)
+    of_layer = m * d * (of_qkv + of_q + 3 * widest)
     if threads is not None and of_layer > SPREAD:
         parts = threads
     room = m * (max(d, fed.shape[1], of_q, wide) + 2)
     own, bits = np.empty((parts, m, d), np.float32), np.empty((parts, room), np.float32)
-    qkv, mixed = np.empty((m, heads * k.dim), np.float32), np.empty((m, of_q), np.float32)
+    qkv, mixed = np.empty((m, of_qkv), np.float32), np.empty((m, of_q), np.float32)
     gated, inner = np.empty((m, 2 * wide), np.float32), np.empty((m, widest), np.float32)
     back, gate = np.empty((m, d), np.float32), np.empty(GATE, np.int64)
     chosen = np.empty((parts, routes), np.int64)
     gated[:], gate[:] = 0, 0  # `np.zeros` would be two more functions to compile
-    of_sequence = 4 * k.key_heads * k.panels * COLUMNS * k.dim // (2 if k.paired else 1)  # bytes of its keys in a layer
     for layer in range(len(table)):
         t = table[layer]
         t.m, t.d, t.batch, t.used = m, d, nodes.slots.shape[0], nodes.used
@@ -178,6 +177,7 @@ def forward(x, fed, nodes, layers, wanted, threads):
         t.qkv, t.mixed, t.back = qkv.ctypes.data, mixed.ctypes.data, back.ctypes.data
         t.gated, t.inner, t.routes = gated.ctypes.data, inner.ctypes.data, chosen.ctypes.data
         t.positions, t.slots = nodes.positions.ctypes.data, nodes.slots.ctypes.data
+        of_sequence = 4 * t.key_heads * t.panels * COLUMNS * t.dim // (2 if t.paired else 1)  # bytes of its values
         t.keys, t.values = t.keys + nodes.first * of_sequence, t.values + nodes.first * of_sequence
         mask = nodes.masks[t.kind if len(nodes.masks) > 1 else 0]
         t.seen, t.mask = mask.shape[3], mask.ctypes.data

@@ -4,6 +4,7 @@ It deals with token ids and slots alone: text, sampling and the choice of a tree
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class CausalLM:
     vocab_size: columns of its logits, which may be padded beyond the tokenizer's vocabulary.
     context: positions that it can hold, None if unknown.
     backend: what runs its forwards, chosen once.
-    recurrent: whether it keeps recurrent states, beside keys and values or alone.
+    recurrent: whether its forwards keep recurrent states, beside keys and values or alone.
     opened: called with all rows that are opened, so that clocks can be put on them.
     """
 
@@ -61,6 +62,8 @@ class CausalLM:
             model = model.whole
         self._layout = model.layout if isinstance(model, Skeleton) else layout(model)
         kernel = kernel or llama_kernel(model)
+        if kernel is not None:  # which keeps what short convolutions read in slots, and no states
+            self._layout = replace(self._layout, states=())
         self.weights = model
         self.name = name or model_name(model)
         self.vocab_size = self._layout.probe.shape[-1]

@@ -12,7 +12,8 @@ from foretoken.kernel.sizes import COLUMNS
 from foretoken.models.experts import PanelMixture
 from foretoken.models.panels import PanelLinear
 
-MLPS = ("mlp", "shared_mlp", "block_sparse_moe")  # the names of a layer's MLP, the last two those of Granite's
+# The names of a layer's MLP, the second and the third those of Granite's, the last one that of LFM2.
+MLPS = ("mlp", "shared_mlp", "block_sparse_moe", "feed_forward")
 
 
 class Matrix(NamedTuple):
@@ -49,6 +50,8 @@ class DecoderLayer(NamedTuple):
     after: weights of the norms of what attention and the MLP put out [2, d]; without such norms [0, d].
     head_norms: weights of the norms of query and key heads [2, dim]; without such norms [0, dim].
     mixture: the experts, of which `gate`, `up` and `down` are the first one's; None in a layer without.
+    filters: weights of the short convolution that stands in the place of attention, for the latest token last
+        [taps, d]; its B, C and x (kernel/convolution.py) come from `q`, `k` and `v`. [0, d] in a layer with attention.
     """
 
     q: Matrix
@@ -63,6 +66,7 @@ class DecoderLayer(NamedTuple):
     after: np.ndarray
     head_norms: np.ndarray
     mixture: PanelMixture | None
+    filters: np.ndarray
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -71,39 +75,59 @@ class DecoderLayer(NamedTuple):
 
 
 def read_layer(layer: Any, dim: int) -> DecoderLayer:
-    """Return the weights of a decoder layer that has the modules of Llama, Phi-3, Gemma 3, Granite 4 or Qwen3-MoE.
+    """Return the weights of a decoder layer with the modules of Llama, Phi-3, Gemma 3, Granite 4, Qwen3-MoE or LFM2.
 
     layer: the module, its linear layers packed; its input_layernorm may be None.
     dim: the width of an attention head.
     """
-    attention, before = layer.self_attn, layer.input_layernorm
-    if hasattr(attention, "qkv_proj"):  # Phi-3
+    attention, before = named(layer, "self_attn", "conv"), named(layer, "input_layernorm", "operator_norm")
+    norms = named(layer, "post_attention_layernorm", "ffn_norm")
+    width = len(norms.weight)
+    filters, after = np.zeros((0, width), np.float32), np.zeros((0, width), np.float32)
+    if hasattr(attention, "in_proj"):  # LFM2's short convolution
+        q, k, v = [Matrix(attention.in_proj, width, first) for first in (0, width, 2 * width)]
+        filters = np.ascontiguousarray(array(attention.conv.weight)[:, 0].T)
+    elif hasattr(attention, "qkv_proj"):  # Phi-3
         of_q, of_k = attention.o_proj.in_features, attention.num_key_value_heads * dim
         q = Matrix(attention.qkv_proj, of_q)
         k, v = [Matrix(attention.qkv_proj, of_k, first) for first in (of_q, of_q + of_k)]
     else:
         q, k, v = [_whole(x) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    mlp: Any = next(getattr(layer, name) for name in MLPS if hasattr(layer, name))
+    mlp = named(layer, *MLPS)
     if hasattr(mlp, "input_linear"):  # Granite 4
         both, down = mlp.input_linear, mlp.output_linear
     else:
-        both, down = getattr(mlp, "gate_up_proj", None), mlp.down_proj
+        both, down = getattr(mlp, "gate_up_proj", None), named(mlp, "down_proj", "w2")
     if both is None:
-        gate, up = _whole(mlp.gate_proj), _whole(mlp.up_proj)
+        gate, up = _whole(named(mlp, "gate_proj", "w1")), _whole(named(mlp, "up_proj", "w3"))
     else:  # Phi-3, Granite 4 and experts: one behind the other
         gate, up = [Matrix(both, down.in_features, first) for first in (0, down.in_features)]
-    norms, after = layer.post_attention_layernorm, np.zeros((0, len(layer.post_attention_layernorm.weight)), np.float32)
     if hasattr(layer, "post_feedforward_layernorm"):  # Gemma 3
         norms = layer.pre_feedforward_layernorm
         after = np.stack([norm_weight(layer.post_attention_layernorm), norm_weight(layer.post_feedforward_layernorm)])
     head_norms = np.zeros((0, dim), np.float32)
-    if hasattr(attention, "q_norm"):  # each query and key head by itself
-        head_norms = np.stack([norm_weight(attention.q_norm), norm_weight(attention.k_norm)])
+    if (of_q := head_norm(attention)) is not None:
+        head_norms = np.stack([norm_weight(of_q), norm_weight(named(attention, "k_norm", "k_layernorm"))])
     return DecoderLayer(
-        q, k, v, _whole(attention.o_proj), gate, up, Matrix(down, len(norms.weight)),
+        q, k, v, _whole(named(attention, "o_proj", "out_proj")), gate, up, Matrix(down, width),
         None if before is None else norm_weight(before), norm_weight(norms), after, head_norms,
-        mlp if isinstance(mlp, PanelMixture) else None,
+        mlp if isinstance(mlp, PanelMixture) else None, filters,
     )  # fmt: skip
+
+
+def named(module: Any, *names: str) -> Any:
+    """Return the part of a `module` that has the first of these `names` that there is."""
+    return getattr(module, next(name for name in names if hasattr(module, name)))
+
+
+def first_attention(layers: Any) -> Any:
+    """Return the attention of the first of some decoder `layers` that has one, None where none has."""
+    return next((found for layer in layers if (found := getattr(layer, "self_attn", None)) is not None), None)
+
+
+def head_norm(attention: Any) -> Any:
+    """Return the norm of each query head by itself in a module of `attention`, None where there is none."""
+    return getattr(attention, "q_norm", None) or getattr(attention, "q_layernorm", None)
 
 
 def norm_weight(norm: Any) -> np.ndarray:

@@ -132,7 +132,11 @@ def computes_in(model: HFModel | Skeleton) -> torch.dtype:
 
 def dtype_of(weights: Weights) -> torch.dtype:
     """Return what a model with some `weights` computes in."""
-    matrices = [tensor.dtype for tensor, _ in weights.values() if tensor.ndim > 1 or tensor.dtype == torch.uint8]
+    matrices = [  # without convolutions [channels, 1, taps], which GGUF files have in float32
+        tensor.dtype
+        for tensor, _ in weights.values()
+        if tensor.dtype == torch.uint8 or (tensor.ndim > 1 and tensor.shape[1] > 1)
+    ]
     return torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
 
 

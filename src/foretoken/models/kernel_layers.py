@@ -14,7 +14,7 @@ from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.cache import Slots, slots_of
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.decoder_layer import array, norm_eps, read_layer
+from foretoken.models.decoder_layer import array, first_attention, head_norm, norm_eps, read_layer
 from foretoken.models.experts import PanelMixture
 from foretoken.models.panels import PackedEmbedding
 
@@ -41,6 +41,8 @@ class KernelLayers:
     paired: whether new caches are in bfloat16.
     kinds: the names of the different kinds of layers; layers of one kind have the same masks and angles.
     rotated: per layer whether queries and keys are rotated; where they are not, all angles are 0.
+    convolved: per layer whether it has a short convolution instead of attention.
+    width: d, the width of the states.
     threads: chooses how many threads a forward runs in.
     """
 
@@ -69,7 +71,8 @@ class KernelLayers:
         from foretoken.kernel.layer import LAYER
 
         read = [read_layer(layer, dim) for layer in layers]
-        first = read[0]
+        self.convolved, self.width = np.array([len(x.filters) > 0 for x in read]), len(read[0].before_mlp)
+        first = read[np.argmin(self.convolved)]  # that with attention
         self.dim, self.angles, self.key_heads = dim, angles, first.k.out_features // dim
         widths = [x.gate.out_features for x in read]
         wides = [-(-width // LANES) * LANES for width in widths]
@@ -78,12 +81,15 @@ class KernelLayers:
         self.kinds, self.rotated = list(dict.fromkeys(kinds)), rotated or [True] * len(layers)
         self.records = t = np.zeros(len(read), LAYER)
         t["query_heads"], t["key_heads"], t["dim"] = first.q.out_features // dim, self.key_heads, dim
+        t["query_heads"][self.convolved] = t["key_heads"][self.convolved] = 1
+        t["dim"][self.convolved] = self.width
         t["width"], t["wide"], t["kind"] = widths, wides, [self.kinds.index(kind) for kind in kinds]
         t["picks"] = 1
         t["bare"] = [x.before_attention is None for x in read]
         t["normed_heads"], t["settled"] = len(first.head_norms) > 0, len(first.after) > 0
+        t["taps"] = [len(x.filters) for x in read]
         t["eps"], t["scale"], t["low"], (t["linear"], t["cubic"]) = eps, scale, LOW, curve
-        t["head_eps"] = norm_eps(layers[0].self_attn.q_norm) if len(first.head_norms) else 0
+        t["head_eps"] = norm_eps(head_norm(first_attention(layers))) if len(first.head_norms) else 0
         before = [x.before_mlp if x.before_attention is None else x.before_attention for x in read]
         self.arrays = {
             "norms": [np.stack(pair) for pair in zip(before, [x.before_mlp for x in read], strict=True)],
@@ -95,7 +101,12 @@ class KernelLayers:
             "to_out": [x.out.bias() for x in read],
             "to_gate": [np.concatenate([x.gate.bias(n), x.up.bias(n)]) for x, n in zip(read, wides, strict=True)],
             "to_down": [x.down.bias() for x in read],
+            "filters": [x.filters for x in read],
         }
+        if self.convolved.any():
+            from foretoken.kernel.convolution import machine_code as of_convolution
+
+            t["mixer"][self.convolved] = of_convolution().address[0]
         self.mixtures = [x.mixture for x in read]
         for i, mixture in enumerate(self.mixtures):
             if mixture is not None:
@@ -139,8 +150,9 @@ class KernelSlots(Slots):
     """The slot cache of a batch in the kernel's layout; subclasses add forwards.
 
     layers: the weights.
-    keys, values: those of every layer [layers, batch, ...], laid out as in kernel/attention.py.
+    keys, values: those of every layer with attention [layers, batch, ...], laid out as in kernel/attention.py.
     paired: whether they are bfloat16, two in a word of 32 bits, else float32.
+    inputs: what the convolutions of the other layers read of each token [layers, batch, slots, d or d / 2].
     cos, sin: cosines and sines of every position, by kind of layer [kinds, positions, dim]; one more kind, the last,
         where some layers do not rotate.
     model: weights and cache together, as compiled functions take them.
@@ -161,11 +173,13 @@ class KernelSlots(Slots):
         per_word = 2 if self.paired else 1
         if host is None:
             arena, panels = Arena(), slots // COLUMNS + 1  # one slot takes the writes of padding
-            shape = len(layers.records), batch, layers.key_heads
+            shape = int(np.sum(~layers.convolved)), batch, layers.key_heads
             self.keys = arena.zeros((*shape, panels, layers.dim // per_word, COLUMNS), np.float32)
             self.values = arena.zeros((*shape, panels * COLUMNS // per_word, layers.dim), np.float32)
+            shape = int(np.sum(layers.convolved)), batch, panels * COLUMNS, layers.width // per_word
+            self.inputs = arena.zeros(shape, np.float32)
         else:
-            self.keys, self.values = host.keys, host.values
+            self.keys, self.values, self.inputs = host.keys, host.values, host.inputs
         # Values with an axis for the numbers in a word [.., slots / per_word, dim, per_word], to copy single slots.
         numbers = self.values.view(np.uint16 if self.paired else np.float32)
         self._by_slot = numbers.reshape(*self.values.shape, per_word)
@@ -176,7 +190,8 @@ class KernelSlots(Slots):
         records = layers.records.copy()
         records["paired"], records["panels"], records["positions_known"] = self.paired, self.keys.shape[3], slots
         for name, parts in {"keys": self.keys, "values": self.values}.items():
-            records[name] = [part.ctypes.data for part in parts]
+            records[name][~layers.convolved] = [part.ctypes.data for part in parts]
+        records["values"][layers.convolved] = [part.ctypes.data for part in self.inputs]
         for name, parts in {"cos": self.cos, "sin": self.sin}.items():
             places = [kind if turns else -1 for kind, turns in zip(records["kind"], layers.rotated, strict=True)]
             records[name] = [parts[place].ctypes.data for place in places]
@@ -236,12 +251,17 @@ class KernelSlots(Slots):
         keys[:, :, place // COLUMNS, :, place % COLUMNS] = keys[:, :, source // COLUMNS, :, source % COLUMNS]
         of_word = values.shape[-1]
         values[:, :, place // of_word, :, place % of_word] = values[:, :, source // of_word, :, source % of_word]
+        self.inputs[:, row, place] = self.inputs[:, row, source]
 
     def _views(self, row: int, start: int, end: int) -> list[Tensor]:
-        """Return the panels of a row that hold the slots [start, end): `write` needs the same text in all of them."""
+        """Return the panels of a row that hold the slots [start, end): `write` needs the same text in all of them.
+
+        Last comes what convolutions read in these slots.
+        """
         first, last = start // COLUMNS, -(-end // COLUMNS)
         words = COLUMNS // self._by_slot.shape[-1]
-        parts = self.keys[:, row, :, first:last], self.values[:, row, :, first * words : last * words]
+        values = self.values[:, row, :, first * words : last * words]
+        parts = self.keys[:, row, :, first:last], values, self.inputs[:, row, start:end]
         return [torch.from_numpy(part) for part in parts]
 
 

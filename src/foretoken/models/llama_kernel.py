@@ -14,11 +14,12 @@ from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
 from foretoken.kernel.sizes import COLUMNS, DOTTED, GELU, LANES, QUANTISED, SILU
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.decoder_layer import bias_of, norm_eps, norm_weight, read_layer
+from foretoken.models.decoder_layer import bias_of, first_attention, named, norm_eps, norm_weight, read_layer
 from foretoken.models.experts import PanelMixture
 from foretoken.models.features import FINAL, FeatureStore
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, KernelSlots, check_known, table_of
+from foretoken.models.layout import FULL
 from foretoken.models.named import HEAD_KIND
 from foretoken.models.panels import PACKED, PackedEmbedding, PackedLinear, PanelLinear, check_quantised
 from foretoken.models.rotary import rotary_of
@@ -29,12 +30,12 @@ FAMILY = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
     "GemmaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM", "MinistralForCausalLM", "SeedOssForCausalLM",
     "GraniteForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
-    "GraniteMoeForCausalLM",
+    "GraniteMoeForCausalLM", "Lfm2ForCausalLM",
 )  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
-# Settings of Gemma's and Granite's families that the kernel does not have.
-NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+# Settings of Gemma's and LFM2's families that the kernel does not have.
+NOT_HERE = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention", "conv_bias")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # rotary scalings that do not depend on the length of the text
 
 
@@ -57,8 +58,10 @@ class LlamaKernel(KernelLayers):
 
         config: Any = model.config
         inner: Any = model.model
-        layers, attention = list(inner.layers), inner.layers[0].self_attn
+        layers, attention = list(inner.layers), first_attention(inner.layers)
+        last_norm = named(inner, "norm", "embedding_norm")  # the second name is LFM2's
         kinds = getattr(config, "layer_types", None) or [None] * len(layers)
+        kinds = [FULL if kind == "conv" else kind for kind in kinds]  # convolutions see the whole path in its mask
 
         def angles(count: int, kind: str | None) -> tuple[Tensor, Tensor]:
             return rotary_of(inner.rotary_emb, kind).angles(torch.arange(count))
@@ -67,8 +70,8 @@ class LlamaKernel(KernelLayers):
         self.residual: float = getattr(layers[0], "residual_multiplier", 1.0)
         self.divisor: float = config.logits_scaling if type(model).__name__.startswith("Granite") else 1.0
         embedding: float = getattr(inner, "embedding_multiplier", 1.0)
-        rotated = [bool(getattr(layer.self_attn, "use_rope", True)) for layer in layers]
-        eps, curve = norm_eps(inner.norm) / self.residual**2, CURVES[activation_of(config)]
+        rotated = [bool(getattr(getattr(layer, "self_attn", None), "use_rope", True)) for layer in layers]
+        eps, curve = norm_eps(last_norm) / self.residual**2, CURVES[activation_of(model)]
         super().__init__(layers, attention.head_dim, attention.scaling, eps, angles, kinds, curve, rotated)
         table = table_of(inner.embed_tokens)
         self.embedding = table._replace(factor=table.factor * np.float32(embedding / self.residual))
@@ -76,7 +79,7 @@ class LlamaKernel(KernelLayers):
         self.output: PanelLinear = last  # kept here: the address below points into its panels
         self.vocab_size: int = last.out_features
         bias = NO_FLOATS if last.bias is None else bias_of(last)
-        norm, one = norm_weight(inner.norm) / np.float32(self.divisor), np.float32(1)
+        norm, one = norm_weight(last_norm) / np.float32(self.divisor), np.float32(1)
         self.head = Head(norm, np.float32(eps), False, one, last.address, last.form, 0, bias, NO_IDS)
 
     def screen_head(self) -> None:
@@ -176,7 +179,7 @@ def llama_kernel(model: HFModel | Skeleton) -> LlamaKernel | None:
         return None
     if not isinstance(model.get_output_embeddings(), PanelLinear):
         return None
-    dim = inner.layers[0].self_attn.head_dim
+    dim = first_attention(inner.layers).head_dim
     if dim % LANES:
         return None
     if any(matrix.first % COLUMNS for layer in inner.layers for matrix in read_layer(layer, dim).matrices):
@@ -200,11 +203,13 @@ def is_plain(model: HFModel) -> bool:
     config: Any = model.config
     rope = config.rope_parameters  # where kinds of layers differ in it, those of each kind
     scaled = {part.get("rope_type") for part in ([rope] if "rope_type" in rope else rope.values())}
-    if activation_of(config) not in CURVES or not scaled <= set(STATIC_ROPE):
+    if activation_of(model) not in CURVES or not scaled <= set(STATIC_ROPE):
         return False
     if any(getattr(config, name, None) for name in NOT_HERE):
         return False
-    known = (PanelLinear, PackedLinear, PanelMixture, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout)
+    known = (
+        PanelLinear, PackedLinear, PanelMixture, nn.Embedding, PackedEmbedding, nn.ModuleList, nn.Dropout, nn.Conv1d,
+    )  # fmt: skip
     for module in model.modules():
         ours = type(module) in known or type(module).__module__ == kind.__module__
         changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
@@ -213,14 +218,17 @@ def is_plain(model: HFModel) -> bool:
         if isinstance(getattr(module, "experts", None), nn.Module):  # those of a PanelMixture are in its stacks
             return False
     inner: Any = model.model
-    if inner.rotary_emb is None or any(
-        layer.self_attn is None for layer in inner.layers
-    ):  # Granite 4 with Mamba layers
+    mixers = [named(layer, "self_attn", "conv") for layer in inner.layers]
+    attention = first_attention(inner.layers)
+    if inner.rotary_emb is None or attention is None or None in mixers:  # Granite 4 with Mamba layers
         return False
     sizes = {2 * values.numel() for name, values in inner.rotary_emb.named_buffers() if name.endswith("inv_freq")}
-    return sizes == {inner.layers[0].self_attn.head_dim}
+    return sizes == {attention.head_dim}
 
 
-def activation_of(config: Any) -> str:
-    """Return the name of the activation in the MLPs of the model with this `config`."""
+def activation_of(model: HFModel | Skeleton) -> str:
+    """Return the name of the activation in the MLPs of a `model`; LFM2's has no place in its configuration."""
+    config: Any = model.config
+    if type(model).__name__.startswith("Lfm2"):
+        return "silu"
     return getattr(config, "hidden_activation", None) or config.hidden_act

@@ -110,7 +110,7 @@ def _bytes_read(model: nn.Module) -> int | None:
         if not isinstance(module, nn.Embedding):
             matrices = (buffer for buffer in module.buffers(recurse=False) if buffer.ndim > 1)  # those of GPTQ and AWQ
             for weight in chain(module.parameters(recurse=False), matrices):
-                if weight.ndim > 2:
+                if weight.ndim > 2 and weight.shape[1] > 1:  # [channels, 1, taps] are a convolution's
                     return None
                 total += weight.nbytes
     return total

@@ -6,7 +6,8 @@ Where a path is accepted as it was read last, its state is the row's next one. E
 the next forward reads them again in front of its nodes. Once they are more than the nodes of the tree, a forward of
 their own reads them, so that forwards grow no longer than about twice their tree.
 
-Keys and values, which some layers of these models have, stand in slots as in other models.
+Keys and values, which some layers of these models have, stand in slots as in other models. So does in our kernel what
+short convolutions read: models with these alone need no states there (kernel/convolution.py).
 """
 
 from collections.abc import Sequence

@@ -129,7 +129,7 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
     model: the same model, packed.
     layout: its layout.
     """
-    planes = [[[plane.heads, plane.dim] for plane in pair] for pair in layout.planes if pair is not None]
+    planes = [pair and [[plane.heads, plane.dim] for plane in pair] for pair in layout.planes]
     config = model.config
     about = {
         "entries": json.loads(config.to_json_string(use_diff=False)),
@@ -175,7 +175,7 @@ def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: Ge
     def plane(sizes: list[int]) -> Plane:
         return Plane(sizes[0], sizes[1], dtype, model.device)
 
-    pairs = tuple((plane(keys), plane(values)) for keys, values in planes)
+    pairs = tuple(pair and (plane(pair[0]), plane(pair[1])) for pair in planes)
     model.layout = Layout(pairs, windows, context, hard, tensors[PROBE])
     model.config = Settings(about["entries"], about["own"])
     model.generation_config, model.dtype, model._make = generation, dtype, make
