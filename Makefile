@@ -8,8 +8,8 @@ export PYTHONDONTWRITEBYTECODE :=# the tests start the command many times: let i
 demo: .venv/installed
 	$(BIN)/foretoken demo
 
-test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+test: .venv/installed  # three processes keep two cores busy, since some tests wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-long: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "long and not slow"

@@ -20,6 +20,7 @@ from foretoken.models.load import load_model
 from foretoken.models.named import located
 from foretoken.models.packed import kept_file
 from gguf_zoo import save_wide
+from thinning import one_in
 
 CPU = torch.device("cpu")
 Q8 = gguf.GGMLQuantizationType.Q8_0
@@ -42,7 +43,7 @@ def parts_in(folder: Path, name: str = "model", **how: Any) -> list[Path]:
     return sorted(folder.glob(f"{name}-*.gguf"))
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", one_in(3, CUTS))
 def test_parts_are_the_whole_file(tmp_path: Path, cut: str) -> None:
     """Whichever part is named, or their folder: weights, tokens, scores and texts are those of the one file."""
     whole = save_wide(tmp_path / "whole.gguf")

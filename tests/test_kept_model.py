@@ -263,7 +263,7 @@ QUANTISED = [  # architecture, kind, width of the MLP, dtype, whether the LM hea
 ]
 
 
-@pytest.mark.parametrize(("architecture", "kind", "between", "dtype", "tied"), QUANTISED)
+@pytest.mark.parametrize(("architecture", "kind", "between", "dtype", "tied"), one_in(2, QUANTISED))
 def test_quantised_layers_are_read_without_it(
     tmp_path: Path, architecture: str, kind: str, between: int, dtype: torch.dtype, tied: bool,
     monkeypatch: pytest.MonkeyPatch,
