@@ -241,7 +241,7 @@ def test_a_head_after_a_lookup_is_still_told_the_hidden_states(models):
 
 
 @pytest.mark.parametrize(
-    ("vocab", "method"), [("tli", "fixed"), ("slem", "fixed"), ("slrs", "fixed"), ("auto", "auto")]
+    ("vocab", "method"), one_in(3, [("slem", "fixed"), ("tli", "fixed"), ("slrs", "fixed"), ("auto", "auto")])
 )
 def test_another_vocabulary_after_a_lookup(folders, vocab, method):
     engine = foretoken.load(folders["target"], drafter=f"suffix+{folders['other']}", vocab=vocab, method=method)

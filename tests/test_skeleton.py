@@ -60,7 +60,7 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "kind", "tied"), one_in(3, MADE))
+@pytest.mark.parametrize(("architecture", "kind", "tied"), one_in(5, MADE))
 def test_a_skeleton_is_the_model_that_transformers_makes(
     tmp_path: Path, architecture: str, kind: TYPES, tied: bool, monkeypatch: pytest.MonkeyPatch
 ):

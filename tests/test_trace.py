@@ -41,7 +41,7 @@ def record_of(file):
 
 @pytest.mark.parametrize(
     ("drafter", "tree", "temperature"),
-    one_in(2, [*(("drafter", *case) for case in CASES), ("ngram", "kary:2x3", 0.0), (None, None, 0.8)]),
+    one_in(3, [*(("drafter", *case) for case in CASES), ("ngram", "kary:2x3", 0.0), (None, None, 0.8)]),
 )
 def test_a_traced_text_is_the_same_text(folders, drafter, tree, temperature):
     engine = load(folders, drafter, **({"tree": tree} if tree else {}))

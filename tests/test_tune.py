@@ -210,7 +210,7 @@ def test_an_interrupted_tune_goes_on(tune, tmp_path, monkeypatch):
     assert rules == {"", "block", "traversal", "exact-match"}
 
 
-@pytest.mark.parametrize("other", one_in(2, ["drafter", "processor", (("--compile", "off"),)]))
+@pytest.mark.parametrize("other", one_in(3, ["drafter", "processor", (("--compile", "off"),)]))
 def test_measurements_of_something_else_are_replaced_and_it_is_said(tune, demo, monkeypatch, other):
     two = ("tune", "--prompts", 2, *SMALL[2:])
     with monkeypatch.context() as patched:
