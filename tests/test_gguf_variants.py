@@ -100,6 +100,8 @@ def test_gemmas_with_other_settings(tmp_path: Path, case: str) -> None:
 def test_a_window_of_0_is_none(tmp_path: Path) -> None:
     config: Any = gguf_config(written(tmp_path, "phi3", {"sliding_window": None}))
     assert config.sliding_window is None
+    config = gguf_config(written(tmp_path, "phi3", **{"phi3.attention.sliding_window": [0, 0]}))
+    assert config.sliding_window is None
 
 
 def test_values_per_layer_that_are_all_the_same(tmp_path: Path) -> None:

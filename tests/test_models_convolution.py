@@ -1,7 +1,6 @@
 """Models with short convolutions in the kernel: the logits of transformers, trees in one forward, the same bits however
 many nodes share it, and the same greedy text in every way."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import gguf_zoo
 from foretoken.core.tree import path_to
 from foretoken.draft.own import OwnDrafter
 from foretoken.kernel import model as kernel_model
-from foretoken.kernel.compile import use_threads
-from foretoken.kernel.threads import Run, ThreadChoice
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.features import FINAL
 from foretoken.models.fused_rows import GuestRows
@@ -27,6 +24,7 @@ from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised
 from foretoken.models.rows import Rows
 from models_zoo import TOLERANCE, check_random_steps, tiny
+from same_bits import LOADED, TEXT, TEXTS, check_bits, check_greedy_texts, scores
 from tiny import tokenizer
 
 CPU = torch.device("cpu")
@@ -39,8 +37,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "more channels than the heads have": {"head_dim": 32, "hidden_size": 192, "num_attention_heads": 2},
     "attention alone": {"layer_types": ["full_attention"] * 3},
 }
-TEXT = [1 + 7 * i % 99 for i in range(64)]
-TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 TREE = [-1, 0, 0, 2, -1, 1, 3, 4, 0, 6]
 
 
@@ -61,19 +57,6 @@ def packed_lm(form: str = "whole", name: str = "as published") -> CausalLM:
     lm = CausalLM(model)
     assert lm.execution == "kernel"
     return lm
-
-
-def scores(lm: CausalLM, *pieces: int) -> torch.Tensor:
-    """The logits after each token of TEXT, which is read in pieces of these many tokens."""
-    rows, found, at = lm.open(1, len(TEXT)), list[torch.Tensor](), 0
-    rows.join()
-    for n in pieces:
-        (logits,) = rows.score([TEXT[at : at + n]], [list(range(-1, n - 1))])
-        rows.keep([range(n)])
-        found.append(logits.clone())
-        at += n
-    assert at == len(TEXT)
-    return torch.cat(found)
 
 
 def next_scores(rows: Rows, token: int = 9) -> torch.Tensor:
@@ -132,13 +115,7 @@ def test_a_tree_takes_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_has_the_same_bits_alone_and_among_others(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = packed_lm(form)
     assert isinstance(lm.backend, LlamaKernel)
-    want = scores(lm, *[1] * 64)
-    use_threads(2)
-    for threads in (None, 2, 3):
-        monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(Run(threads, 1)))
-        monkeypatch.setattr("foretoken.kernel.model.SPREAD", 1)
-        for pieces in ([64], [1, 5, 9, 49], [9] * 7 + [1]):
-            assert torch.equal(scores(lm, *pieces), want), (threads, pieces)
+    check_bits(lm, monkeypatch)
 
 
 @pytest.mark.parametrize("form", ["whole", "bfloat16", "q8_0"])
@@ -231,17 +208,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"quantise": "q8_0"}], ids=str)
+@pytest.mark.parametrize("options", LOADED, ids=str)
 def test_greedy_text_is_that_of_plain_decoding_bit_for_bit(folder: Path, options: dict[str, Any]) -> None:
-    settings: dict[str, Any] = {"tokenizer": tokenizer(), "max_batch": len(TEXTS), **options}
-    how = {"max_new_tokens": 20, "temperature": 0.0}
-    plain = foretoken.load(folder, drafter="none", **settings)
-    assert plain.target.lm.execution == "kernel"
-    want = [result.token_ids for result in plain.generate(TEXTS, **how)]
-    assert [plain.generate(text, **how).token_ids for text in TEXTS] == want
-    for drafter, tree in (("ngram", "chain:4"), ("self", "chain:4"), ("self", "kary:2x3"), ("self", "dynamic:8")):
-        engine = foretoken.load(folder, drafter=drafter, tree=tree, **settings)
-        assert [result.token_ids for result in engine.generate(TEXTS, **how)] == want, (drafter, tree)
+    check_greedy_texts(folder, options)
 
 
 def test_a_guest_reads_what_its_host_has_kept() -> None:

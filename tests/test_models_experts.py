@@ -1,7 +1,6 @@
 """Models with experts in the kernel: the logits of transformers, the same bits however many nodes share a forward, and
 the same greedy text in every way."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from transformers import PreTrainedModel
 import foretoken
 from foretoken.draft.own import OwnDrafter
 from foretoken.kernel import model as kernel_model
-from foretoken.kernel.compile import use_threads
-from foretoken.kernel.threads import Run, ThreadChoice
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.experts import PanelMixture
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
@@ -23,6 +20,7 @@ from foretoken.models.packed import share_read
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised
 from models_zoo import TOLERANCE, VOCAB, tiny
+from same_bits import LOADED, TEXT, TEXTS, check_bits, check_greedy_texts, scores
 from tiny import tokenizer
 
 CPU = torch.device("cpu")
@@ -39,8 +37,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", OTHERS),
     "granite": ("granite_moe", OTHERS),
 }
-TEXT = [1 + 7 * i % 99 for i in range(64)]
-TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 
 
 def made(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -51,19 +47,6 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     for parameter in model.parameters():
         nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.15)
     return nn.Module.to(model, dtype)
-
-
-def scores(lm: CausalLM, *pieces: int) -> torch.Tensor:
-    """The logits after each token of TEXT, which is read in pieces of these many tokens."""
-    rows, found, at = lm.open(1, len(TEXT)), list[torch.Tensor](), 0
-    rows.join()
-    for n in pieces:
-        (logits,) = rows.score([TEXT[at : at + n]], [list(range(-1, n - 1))])
-        rows.keep([range(n)])
-        found.append(logits.clone())
-        at += n
-    assert at == len(TEXT)
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,13 +71,7 @@ def test_a_node_has_the_same_bits_alone_and_among_others(form: str, monkeypatch:
     pack(model)
     lm = CausalLM(model)
     assert isinstance(lm.backend, LlamaKernel)
-    want = scores(lm, *[1] * 64)
-    use_threads(2)
-    for threads in (None, 2, 3):
-        monkeypatch.setattr(ThreadChoice, "forward", lambda *_, threads=threads: nullcontext(Run(threads, 1)))
-        monkeypatch.setattr("foretoken.kernel.model.SPREAD", 1)
-        for pieces in ([64], [1, 5, 9, 49], [9] * 7 + [1]):
-            assert torch.equal(scores(lm, *pieces), want), (threads, pieces)
+    check_bits(lm, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -104,17 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"quantise": "q8_0"}], ids=str)
+@pytest.mark.parametrize("options", LOADED, ids=str)
 def test_greedy_text_is_that_of_plain_decoding_bit_for_bit(folder: Path, options: dict[str, Any]) -> None:
-    settings: dict[str, Any] = {"tokenizer": tokenizer(), "max_batch": len(TEXTS), **options}
-    how = {"max_new_tokens": 20, "temperature": 0.0}
-    plain = foretoken.load(folder, drafter="none", **settings)
-    assert plain.target.lm.execution == "kernel"
-    want = [result.token_ids for result in plain.generate(TEXTS, **how)]
-    assert [plain.generate(text, **how).token_ids for text in TEXTS] == want
-    for drafter, tree in (("ngram", "chain:4"), ("self", "chain:4"), ("self", "kary:2x3"), ("self", "dynamic:8")):
-        engine = foretoken.load(folder, drafter=drafter, tree=tree, **settings)
-        assert [result.token_ids for result in engine.generate(TEXTS, **how)] == want, (drafter, tree)
+    check_greedy_texts(folder, options)
 
 
 def test_drafter_self_has_the_experts_in_4_bits_and_drafts_well(folder: Path) -> None:

@@ -94,7 +94,7 @@ class Reader(GGUFReader):
         value = self.metadata(f"{self.metadata('general.architecture', '')}.{key}", default)
         if not isinstance(value, list):
             return value
-        found = set(value) - {0}
+        found = set(value) - {0} or set(value)
         if len(found) != 1:
             raise ForetokenError(f"The layers of the model in the GGUF file differ in {key}, which is not supported.")
         return found.pop()

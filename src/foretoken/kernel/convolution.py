@@ -12,12 +12,10 @@ This code is compiled for models with such layers alone: records have its addres
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-from functools import cache
-
 import numpy as np
 
 from foretoken.kernel.addresses import bits_of, floats, whole
-from foretoken.kernel.compile import Linked, fused
+from foretoken.kernel.compile import fused
 from foretoken.kernel.layer import CACHE, records_at
 from foretoken.kernel.pointwise import put
 from foretoken.kernel.product import panels_in, share
@@ -107,12 +105,3 @@ def convolution(layer, step, part, parts):
             keep(t, b, first * COLUMNS, min(last * COLUMNS, t.d))
         else:
             convolve(t, b, first * COLUMNS, min(last * COLUMNS, t.d))
-
-
-@cache
-def machine_code() -> Linked:
-    """Return `convolution` as machine code, which is compiled where it is not on disk."""
-    made = Linked("foretoken_convolution", convolution, 4, 0)
-    if not made.load():
-        made.compile()
-    return made

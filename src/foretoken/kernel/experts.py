@@ -12,12 +12,10 @@ This code is compiled for models with experts alone: records have its address, a
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-from functools import cache
-
 import numpy as np
 
 from foretoken.kernel.addresses import alive, floats, whole
-from foretoken.kernel.compile import Linked, fused
+from foretoken.kernel.compile import fused
 from foretoken.kernel.layer import DOWN, GATE, MATRICES, ROUTER, UP, WIDEN, own_of, product_of, records_at, round_for
 from foretoken.kernel.pointwise import norm
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
@@ -162,12 +160,3 @@ def experts(layer, step, part, parts):
         widen(t, part, parts)
     else:
         narrow(t, part, parts)
-
-
-@cache
-def machine_code() -> Linked:
-    """Return `experts` as machine code, which is compiled where it is not on disk."""
-    made = Linked("foretoken_experts", experts, 4, 0)
-    if not made.load():
-        made.compile()
-    return made

@@ -23,14 +23,14 @@ The arguments of all steps: `t` is the layer's record, a LAYER; `part` is the th
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportPrivateImportUsage=false
 
-from functools import partial
+import functools
 
 import numpy as np
 from numba import prange
 
 from foretoken.kernel.addresses import arrays_of, call_at, floats, whole
 from foretoken.kernel.attention import Attention, attend, store
-from foretoken.kernel.compile import compiled, fused, linked
+from foretoken.kernel.compile import Linked, compiled, fused, linked
 from foretoken.kernel.dots import quantise_rows
 from foretoken.kernel.pointwise import add, increase, norm, norm_row, put, shift, turn
 from foretoken.kernel.product import Product, panel_at, panels_in, panels_of, share
@@ -357,6 +357,19 @@ def part_of(layer, step, part, parts):
         settle(t, part, parts, 1, t.to_down)
 
 
+@functools.cache
+def machine_code(name, loop):
+    """Return a loop as machine code that `part_of` can jump to, a Linked; it is compiled where it is not on disk.
+
+    name: a symbol that no other function has.
+    loop: does a thread's share of a step of a layer; called with layer, step, part and parts as `part_of` is.
+    """
+    made = Linked(name, loop, 4, 0)
+    if not made.load():
+        made.compile()
+    return made
+
+
 # Linked by name, as tile.strip is: a forward is part of many compiled calls, and this would be compiled anew in each.
 @linked("foretoken_layers", 6)
 def layers_of(layers, count, gate, part, parts, work):
@@ -382,7 +395,7 @@ def layers_of(layers, count, gate, part, parts, work):
                 part_of(layer, step, each, parts)
 
 
-@partial(compiled, fuse=True, parallel=True)
+@functools.partial(compiled, fuse=True, parallel=True)
 def layers_threads(layers, count, gate, parts, work):
     """Run all layers in `parts` threads; layers, count, gate, parts, work: as in `layers_of`."""
     for part in prange(parts):

@@ -68,7 +68,7 @@ class KernelLayers:
         curve: the MLPs' activation, SILU or GELU of kernel/sizes.py.
         rotated: per layer whether queries and keys are rotated by their positions; empty where all layers rotate them.
         """
-        from foretoken.kernel.layer import LAYER
+        from foretoken.kernel.layer import LAYER, machine_code
 
         read = [read_layer(layer, dim) for layer in layers]
         self.convolved, self.width = np.array([len(x.filters) > 0 for x in read]), len(read[0].before_mlp)
@@ -104,9 +104,9 @@ class KernelLayers:
             "filters": [x.filters for x in read],
         }
         if self.convolved.any():
-            from foretoken.kernel.convolution import machine_code as of_convolution
+            from foretoken.kernel.convolution import convolution
 
-            t["mixer"][self.convolved] = of_convolution().address[0]
+            t["mixer"][self.convolved] = machine_code("foretoken_convolution", convolution).address[0]
         self.mixtures = [x.mixture for x in read]
         for i, mixture in enumerate(self.mixtures):
             if mixture is not None:
@@ -117,11 +117,12 @@ class KernelLayers:
 
     def _add_experts(self, layer: int, mixture: PanelMixture) -> None:
         """Complete the record of a layer with experts; layer: its number. mixture: its MLP."""
-        from foretoken.kernel.experts import machine_code
+        from foretoken.kernel.experts import experts
+        from foretoken.kernel.layer import machine_code
 
         t = self.records[layer : layer + 1]
-        t["mlp"], t["experts"], t["picks"] = machine_code().address[0], mixture.experts, mixture.picks
-        t["normed_shares"] = mixture.normed
+        t["mlp"] = machine_code("foretoken_experts", experts).address[0]
+        t["experts"], t["picks"], t["normed_shares"] = mixture.experts, mixture.picks, mixture.normed
         for name, of_router in {"weights": mixture.router.address, "forms": mixture.router.form}.items():
             self.arrays[name][layer] = np.append(self.arrays[name][layer], of_router)
 
