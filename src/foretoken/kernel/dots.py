@@ -10,7 +10,7 @@ added in float32:
 So a row's result does not depend on the rows beside it, nor on which instructions compute the exact sums.
 
 **A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
-codes, which are subtracted where the weights' codes have an offset. The lines of all rows for one block stand side by
+codes, from which exact sums begin where the weights' codes have an offset. The lines of all rows for one block stand side by
 side, as they are used: the codes of 4 inputs k of n columns fill a vector register, are unpacked once, and meet all
 rows.
 """
@@ -34,8 +34,8 @@ from foretoken.kernel.simd import AHEAD, FAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
-# Places in a line, of 4 bytes each, behind the codes: the scale; scale * sum of codes; 32 times the sum of the first 16
-# codes, and of the last 16; 8, 16 and 128 times the sum of all.
+# Places in a line, of 4 bytes each, behind the codes: the scale; scale * sum of codes; -32 times the sum of the first 16
+# codes, and of the last 16; -8, -16 and -128 times the sum of all.
 SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)
 AT_ONCE = 64  # most rows that are multiplied with a panel together: their sums and lines stay in the first cache
 # Up to so many rows are multiplied with one strip at a time, since they wait for memory; more rows with two. With two,
@@ -129,14 +129,15 @@ class Dots:
                 codes[g] = b.or_(codes[g], b.and_(high, self.all(mask)))
         return codes
 
-    def sum(self, codes: Sequence[Any], line: Any, bits: int) -> Any:
-        """Return the exact sums of products of some codes with those of one row, a vector of n whole numbers.
+    def sum(self, total: Any, codes: Sequence[Any], line: Any, bits: int) -> Any:
+        """Return exact sums of products of some codes with those of one row, a vector of n whole numbers.
 
+        total: what the sums begin with.
         codes: vectors from `codes`, of four inputs k each.
         line: the address of the row's first code.
         bits: bits of a code of the weights.
         """
-        b, total = self.b, self.all(0)
+        b = self.b
         both = [(self.spread(self.plus(line, 4 * i), I32), code) for i, code in enumerate(codes)]
         if self.name == PAIRS:
             # A sum of pairs of products has 16 bits, which hold so many pairs: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ..
@@ -160,10 +161,8 @@ class Dots:
             name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}", self.words
             if self.name == NEON:
                 name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", self.octets
-            halves = [total, total]
-            for i, (x, code) in enumerate(both):
-                halves[i % 2] = call(b, name, self.words, halves[i % 2], b.bitcast(code, kind), b.bitcast(x, kind))
-            total = b.add(*halves)
+            for x, code in both:
+                total = call(b, name, self.words, total, b.bitcast(code, kind), b.bitcast(x, kind))
         return total
 
 
@@ -224,12 +223,12 @@ def emit(
 
         def exact_sum(codes: list[Any], part: int, line: Any) -> Any:
             """Return the exact sum of the weights of one factor with a row, without the codes' offset."""
-            of_part = codes[part * words : (part + 1) * words]
-            exact = dots.sum(of_part, dots.plus(line, 4 * words * part), kind.bits)
             offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
             if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
                 offset = BY_128
-            return exact if offset is None else b.sub(exact, dots.spread(dots.plus(line, 4 * offset), I32))
+            start = dots.all(0) if offset is None else dots.spread(dots.plus(line, 4 * offset), I32)
+            of_part = codes[part * words : (part + 1) * words]
+            return dots.sum(start, of_part, dots.plus(line, 4 * words * part), kind.bits)
 
         for first in range(0, LANES, n):
             together = [columns_of(i, first) for i in range(strips)]
@@ -298,8 +297,8 @@ def write_line(b: Any, x: Any, line: Any) -> None:
     ]
     first, second = (call(b, "llvm.vector.reduce.add.v16i32", I32, half) for half in halves)
     total = b.add(first, second)
-    of_all = {place: b.mul(total, I32(factor)) for place, factor in ((BY_8, 8), (BY_16, 16), (BY_128, 128))}
-    parts = {FIRST: b.mul(first, I32(32)), SECOND: b.mul(second, I32(32)), **of_all}
+    of_all = {place: b.mul(total, I32(factor)) for place, factor in ((BY_8, -8), (BY_16, -16), (BY_128, -128))}
+    parts = {FIRST: b.mul(first, I32(-32)), SECOND: b.mul(second, I32(-32)), **of_all}
     for place, value in {0: codes, SCALE: scale, SUM: b.fmul(scale, b.sitofp(total, F32)), **parts}.items():
         b.store(value, b.inttoptr(b.add(line, I64(4 * place)), value.type.as_pointer())).align = 4
 
