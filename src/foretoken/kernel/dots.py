@@ -332,10 +332,10 @@ def quantised_panels(w, form, first, last, k, lines, m, y, y_row, width):
     """
     groups = k // BY_FORM[form - QUANTISED].weights
     sums = np.empty((min(m, AT_ONCE), COLUMNS), np.float32)
-    for panel in range(first, last):
-        columns = min(COLUMNS, width - panel * COLUMNS)
-        for start in range(0, m, AT_ONCE):
-            rows = min(AT_ONCE, m - start)
+    for start in range(0, m, AT_ONCE):
+        rows = min(AT_ONCE, m - start)
+        for panel in range(first, last):
+            columns = min(COLUMNS, width - panel * COLUMNS)
             sums[:rows] = 0
             at = w + panel * panel_bytes(k, form)
             times_panel(form, at, groups, lines + start * LINE, rows, m, sums.ctypes.data)
