@@ -4,19 +4,21 @@ the same greedy text in every way."""
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 import foretoken
+import gguf_zoo
 from foretoken.draft.own import OwnDrafter
 from foretoken.kernel import model as kernel_model
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.experts import PanelMixture
 from foretoken.models.llama_kernel import LlamaKernel, llama_kernel
 from foretoken.models.load import load_model
-from foretoken.models.packed import share_read
+from foretoken.models.packed import DequantisedWarning, share_read
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import pack_quantised
 from models_zoo import TOLERANCE, VOCAB, tiny
@@ -138,6 +140,28 @@ def test_other_sizes_and_experts_run_in_transformers_modules(family: str, change
     lm = CausalLM(model)
     assert lm.execution == "panels"
     torch.testing.assert_close(scores(lm, 64), want, rtol=0, atol=TOLERANCE[torch.float32])
+
+
+@pytest.mark.usefixtures("home")
+def test_gguf_files_whose_experts_do_not_fill_panels(tmp_path: Path) -> None:
+    """Either both stacks of a layer are packed or none: here the down matrices would begin between panels."""
+    path, ids = tmp_path / "model.gguf", torch.tensor([TEXT])
+    gguf_zoo.save(gguf_zoo.model("qwen3moe", hidden_size=96), "qwen3moe", path, gguf.GGMLQuantizationType.Q8_0)
+    with torch.inference_mode():
+        want = load_model(str(path), CPU, torch.float32, compile="off").model(ids).logits[0]
+    with pytest.warns(DequantisedWarning, match="type q8_0: .*experts"):
+        lm = load_model(str(path), CPU)
+    assert lm.execution == "panels"
+    assert (scores(lm, 64) - want).square().mean(1).median() < 0.03**2 * want.var()
+
+
+@pytest.mark.usefixtures("home")
+def test_gguf_files_in_bfloat16_run_as_folders_do(tmp_path: Path) -> None:
+    """Although their routers are in float32."""
+    path = gguf_zoo.save_wide(tmp_path / "model.gguf", "qwen3moe", gguf.GGMLQuantizationType.BF16)
+    file, folder = load_model(path, CPU), load_model(path, CPU, torch.bfloat16)
+    assert (file.dtype, file.execution) == (torch.bfloat16, "kernel")
+    assert torch.equal(scores(file, 64), scores(folder, 64))
 
 
 def test_a_row_that_is_not_finite_chooses_distinct_experts() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from foretoken.gguf.tensors import CHUNK, EMBEDDING, HEAD, ROUTER, Weight
+from foretoken.gguf.tensors import CHUNK, EMBEDDING, GATES_AND_UPS, HEAD, ROUTER, Weight
 from foretoken.kernel.memory import LINE
 from foretoken.kernel.quantised import KINDS, packed_bytes
 from foretoken.kernel.sizes import COLUMNS
@@ -84,8 +84,13 @@ def packed(weights: Sequence[Weight]) -> list[Stored]:
 
 
 def _packs(weight: Weight) -> bool:
-    """Whether a matrix can be panels: of a kind that the kernel has, no router, and no experts between panels."""
-    between = len(weight.shape) == 3 and weight.shape[1] % COLUMNS > 0
+    """Whether a matrix can be panels: of a kind that the kernel has, no router, and no experts between panels.
+
+    Of a layer's two stacks of experts both can or neither (models.experts.is_mixture): the inputs of gate and up are
+    the outputs of the down matrix. Where its own inputs fill blocks of 32, the outputs of gate and up fill panels.
+    """
+    sides = weight.shape[1:] if weight.name.endswith(GATES_AND_UPS) else weight.shape[1:2]
+    between = len(weight.shape) == 3 and any(side % COLUMNS for side in sides)
     return weight.kind in KINDS and not between and not weight.name.endswith(ROUTER)
 
 

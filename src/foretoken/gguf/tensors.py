@@ -36,8 +36,8 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 # Those of gate and up are one tensor in transformers; the router and the experts stand in the places of the matrices.
-GATES, UPS = "ffn_gate_exps", "ffn_up_exps"
-_EXPERTS = {"ffn_gate_inp": "mlp.gate", GATES: "mlp.experts.gate_up_proj", "ffn_down_exps": "mlp.experts.down_proj"}
+GATES, UPS, GATES_AND_UPS = "ffn_gate_exps", "ffn_up_exps", "mlp.experts.gate_up_proj"
+_EXPERTS = {"ffn_gate_inp": "mlp.gate", GATES: GATES_AND_UPS, "ffn_down_exps": "mlp.experts.down_proj"}
 _HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FILTERS = "shortconv.conv"  # [d, taps] in the file, [d, 1, taps] in transformers
 

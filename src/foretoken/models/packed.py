@@ -156,8 +156,8 @@ def _warn_of_dequantised(source: str, weights: Weights) -> None:
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
         in_file += tensor.numel() / block * size
     warnings.warn(
-        f"The kernel does not support weights of type {', '.join(kinds)}: {few(names)} of {source} run in bfloat16 and "
-        f"take {need / 1e6:.0f} MB instead of {in_file / 1e6:.0f} MB.",
+        f"The kernel does not support these weights of type {', '.join(kinds)}: {few(names)} of {source} run in "
+        f"bfloat16 and take {need / 1e6:.0f} MB instead of {in_file / 1e6:.0f} MB.",
         DequantisedWarning,
         stacklevel=3,
     )
