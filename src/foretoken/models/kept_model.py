@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from foretoken import kernel, models
 from foretoken.catalogue.kept import drop_unused, kept
 from foretoken.core.making import making
+from foretoken.gguf.tensors import ROUTER
 from foretoken.kernel.processor import FEATURES, MATRIX, NAME
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.experts import STACKS, put_stack, stack_sizes
@@ -132,10 +133,10 @@ def computes_in(model: HFModel | Skeleton) -> torch.dtype:
 
 def dtype_of(weights: Weights) -> torch.dtype:
     """Return what a model with some `weights` computes in."""
-    matrices = [  # without convolutions [channels, 1, taps], which GGUF files have in float32
+    matrices = [  # without convolutions [channels, 1, taps] and routers, which GGUF files have in float32
         tensor.dtype
-        for tensor, _ in weights.values()
-        if tensor.dtype == torch.uint8 or (tensor.ndim > 1 and tensor.shape[1] > 1)
+        for name, (tensor, _) in weights.items()
+        if tensor.dtype == torch.uint8 or (tensor.ndim > 1 and tensor.shape[1] > 1 and not name.endswith(ROUTER))
     ]
     return torch.bfloat16 if all(found == torch.bfloat16 for found in matrices) else torch.float32
 
