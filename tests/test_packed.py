@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -26,6 +27,7 @@ from foretoken.catalogue import kept as cache
 from foretoken.cli import options
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
+from foretoken.gguf.held import HOLDERS, held, holder
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.kernel import compile
@@ -49,6 +51,7 @@ TYPES = gguf.GGMLQuantizationType
 MIXES = {
     "blocks of 32": [TYPES.Q8_0, TYPES.Q4_0, TYPES.Q5_1, TYPES.Q4_1, TYPES.Q5_0],
     "blocks of 256": [TYPES.Q4_K, TYPES.Q6_K, TYPES.Q5_K],
+    "held in wider blocks": [TYPES.Q3_K, TYPES.IQ4_XS, TYPES.IQ4_NL],
 }
 PROMPTS = ["the cat sat on", "the rat", "on the mat, the"]
 
@@ -119,9 +122,22 @@ def test_floats_stay_floats(tmp_path: Path):
         assert torch.equal(*(x.model(torch.arange(9)[None]).logits for x in (lm, exact)))
 
 
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_wider_blocks_hold_the_same_weights(kind: str):
+    """All bits of a block but those of its scale are random, so all codes and subs occur."""
+    raw = gguf_zoo.blocks(np.empty((12, 1024), np.float32), TYPES[kind.upper()])
+    got = gguf.dequantize(held(kind, raw), TYPES[holder(kind).upper()])
+    wanted = gguf.dequantize(raw, TYPES[kind.upper()])
+    assert len(np.unique(wanted)) > 10
+    if kind == "iq4_xs":  # its scales have more bits than a float16
+        np.testing.assert_allclose(got, wanted, rtol=2**-11, atol=0)
+    else:
+        assert np.array_equal(got, wanted)
+
+
 def test_what_the_kernel_does_not_have_is_dequantised(tmp_path: Path):
-    path = save_wide(tmp_path / "model.gguf", "llama", [TYPES.Q4_K, TYPES.Q3_K])
-    with pytest.warns(packed.DequantisedWarning, match=r"type q3_k: model\.layers.* and \d+ more of .* MB instead of"):
+    path = save_wide(tmp_path / "model.gguf", "llama", [TYPES.Q4_K, TYPES.Q2_K])
+    with pytest.warns(packed.DequantisedWarning, match=r"type q2_k: model\.layers.* and \d+ more of .* MB instead of"):
         lm = load_model(path, CPU)
     assert lm.execution == "kernel"
     exact = load_model(path, CPU, torch.float32, compile="off")

@@ -51,7 +51,7 @@ def logits(lm: CausalLM) -> torch.Tensor:
     return scores.clone()
 
 
-KINDS = (TYPES.Q4_K, TYPES.Q8_0, TYPES.Q3_K, TYPES.BF16, TYPES.F32)
+KINDS = (TYPES.Q4_K, TYPES.Q8_0, TYPES.Q2_K, TYPES.BF16, TYPES.F32)
 OTHERS = ("qwen2", "qwen3", "qwen3moe", "phi3", "smollm3", "granite", "seed_oss", "lfm2")
 MADE = [
     *((architecture, kind, kind != TYPES.Q8_0) for architecture in ("llama", "gemma3") for kind in KINDS),
@@ -64,14 +64,14 @@ MADE = [
 def test_a_skeleton_is_the_model_that_transformers_makes(
     tmp_path: Path, architecture: str, kind: TYPES, tied: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Q3_K is dequantised, which a warning says at each start."""
+    """Q2_K is dequantised, which a warning says at each start."""
     path = save_wide(tmp_path / "model.gguf", architecture, kind, tied=tied)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         load_model(path, CPU)
         said.clear()
         lm = load_model(path, CPU)
-    assert [each.category for each in said] == [packed.DequantisedWarning] * (kind == TYPES.Q3_K)
+    assert [each.category for each in said] == [packed.DequantisedWarning] * (kind == TYPES.Q2_K)
     whole = made_by_transformers(path, monkeypatch)
     assert lm.execution == whole.execution == "kernel"
     # An embedding of its own, if it is not packed.

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from foretoken.gguf.held import held, holder
 from foretoken.gguf.tensors import CHUNK, EMBEDDING, GATES_AND_UPS, HEAD, ROUTER, Weight
 from foretoken.kernel.memory import LINE
 from foretoken.kernel.quantised import KINDS, packed_bytes
@@ -28,8 +29,8 @@ class Stored:
     dtype: safetensors' name of its type, a key of PLAIN.
     shape: that of the tensor.
     make: yields its values or their bytes, in parts, in the order of the file.
-    kind: the kind of blocks that it has or had in the GGUF file, such as q4_k; "" where it was not quantised. A tensor
-        in U8 has such blocks or panels of them, any other was dequantised.
+    kind: the kind of its blocks, such as q4_k; "" where it was not quantised. A tensor in U8 has such blocks or panels
+        of them, any other had them in the GGUF file and was dequantised.
     """
 
     name: str
@@ -68,7 +69,7 @@ def packed(weights: Sequence[Weight]) -> list[Stored]:
     others: list[Stored] = []
     names = {weight.name for weight in weights}
     for weight in weights:
-        rows, packs = weight.name == EMBEDDING, _packs(weight)
+        rows, packs, kind = weight.name == EMBEDDING, _packs(weight), holder(weight.kind)
         if len(weight.shape) == 1:
             others.append(Stored(weight.name, "F32", weight.shape, weight.chunks))
         elif weight.kind.upper() in PLAIN:
@@ -76,35 +77,42 @@ def packed(weights: Sequence[Weight]) -> list[Stored]:
         elif not packs:
             others.append(replace(in_bfloat16(weight), kind=weight.kind))
         elif rows:
-            others.append(Stored(weight.name, "U8", weight.raw().shape, partial(_raw, weight), weight.kind))
+            shape = (weight.shape[0], weight.shape[1] // KINDS[kind].weights * KINDS[kind].block_bytes)
+            others.append(Stored(weight.name, "U8", shape, partial(_rows, weight), kind))
         if packs and (not rows or HEAD not in names):
-            shape = (packed_bytes(weight.kind, math.prod(weight.shape[:-1]), weight.shape[-1]),)
-            panels.append(Stored(HEAD if rows else weight.name, "U8", shape, partial(_panels, weight), weight.kind))
+            size = packed_bytes(kind, math.prod(weight.shape[:-1]), weight.shape[-1])
+            panels.append(Stored(HEAD if rows else weight.name, "U8", (size,), partial(_panels, weight), kind))
     return panels + others
 
 
 def _packs(weight: Weight) -> bool:
-    """Whether a matrix can be panels: of a kind that the kernel has, no router, and no experts between panels.
+    """Whether a matrix can be panels: of a kind that the kernel has or holds, no router, and no experts between panels.
 
     Of a layer's two stacks of experts both can or neither (models.experts.is_mixture): the inputs of gate and up are
     the outputs of the down matrix. Where its own inputs fill blocks of 32, the outputs of gate and up fill panels.
     """
     sides = weight.shape[1:] if weight.name.endswith(GATES_AND_UPS) else weight.shape[1:2]
     between = len(weight.shape) == 3 and any(side % COLUMNS for side in sides)
-    return weight.kind in KINDS and not between and not weight.name.endswith(ROUTER)
+    return holder(weight.kind) in KINDS and not between and not weight.name.endswith(ROUTER)
 
 
 def _raw(weight: Weight) -> Iterator[NDArray[np.uint8]]:
     yield weight.raw()
 
 
-def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
-    from foretoken.kernel.packing import pack  # imports numba
-
+def _rows(weight: Weight) -> Iterator[NDArray[np.uint8]]:
+    """Yield some rows after the other, of blocks that the kernel has."""
     raw = weight.raw()
     rows = max(1, CHUNK // weight.shape[-1] // COLUMNS) * COLUMNS  # of whole panels
     for first in range(0, len(raw), rows):
-        yield pack(weight.kind, raw[first : first + rows])
+        yield held(weight.kind, raw[first : first + rows])
+
+
+def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
+    from foretoken.kernel.packing import pack  # imports numba
+
+    for rows in _rows(weight):
+        yield pack(holder(weight.kind), rows)
 
 
 def write_stored(

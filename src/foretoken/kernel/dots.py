@@ -10,9 +10,9 @@ added in float32:
 So a row's result does not depend on the rows beside it, nor on which instructions compute the exact sums.
 
 **A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
-codes, from which exact sums begin where the weights' codes have an offset. The lines of all rows for one block stand side by
-side, as they are used: the codes of 4 inputs k of n columns fill a vector register, are unpacked once, and meet all
-rows.
+codes, with which exact sums begin where the weights' codes have an offset. The lines of all rows for one block stand
+side by side, as they are used: the codes of 4 inputs k of n columns fill a vector register, are unpacked once, and meet
+all rows.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
@@ -34,8 +34,8 @@ from foretoken.kernel.simd import AHEAD, FAR, call, fetch, load, one_of, spread
 from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 
 LINE = 64  # bytes of a line
-# Places in a line, of 4 bytes each, behind the codes: the scale; scale * sum of codes; -32 times the sum of the first 16
-# codes, and of the last 16; -8, -16 and -128 times the sum of all.
+# Places in a line, of 4 bytes each, behind the codes: the scale; scale * sum of codes; -32 times the sum of the first
+# 16 codes, and of the last 16; -8, -16 and -128 times the sum of all.
 SCALE, SUM, FIRST, SECOND, BY_8, BY_16, BY_128 = range(8, 15)
 AT_ONCE = 64  # most rows that are multiplied with a panel together: their sums and lines stay in the first cache
 # Up to so many rows are multiplied with one strip at a time, since they wait for memory; more rows with two. With two,
