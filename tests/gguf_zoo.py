@@ -250,9 +250,16 @@ def blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
         count, size = gguf.GGML_QUANT_SIZES[kind]
         generator = np.random.default_rng(len(values))
         made = generator.integers(0, 256, (*values.shape[:-1], values.shape[-1] // count, size), np.uint8)
-        # Where the scales of a block stand, as float16; the signs of the smaller parts are among the random bytes.
-        at = {"Q6_K": [208], "Q5_K": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0]}[kind.name]
-        largest = {"Q6_K": 4096, "Q5_K": 1953, "Q2_K": 45, "Q3_K": 128, "IQ4_NL": 127, "IQ4_XS": 4064}[kind.name]
+        # Where the scales of a block stand, as float16, and what they are multiplied with at most; the signs of the
+        # smaller parts are among the random bytes.
+        at, largest = {
+            "Q6_K": ([208], 4096),
+            "Q5_K": ([0, 2], 1953),
+            "Q2_K": ([80, 82], 45),
+            "Q3_K": ([108], 128),
+            "IQ4_NL": ([0], 127),
+            "IQ4_XS": ([0], 4064),
+        }.get(kind.name, ([], 1))
         for place in at:
             scale = np.array(0.6 / largest, np.float16)
             made[..., place : place + 2] = scale[None].view(np.uint8)

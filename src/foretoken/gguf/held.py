@@ -17,7 +17,7 @@ PAIRS = np.arange(0, 8, 2, dtype=np.uint8)[:, None]  # places of pairs of bits i
 
 
 def holder(kind: str) -> str:
-    """Return the type of the blocks that hold those of a type, which is the type itself where it needs no other."""
+    """Return the type of the blocks that hold those of type `kind`, which is that type where it needs no other."""
     return HOLDERS.get(kind, kind)
 
 
@@ -51,9 +51,9 @@ def _q3_k(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
     codes += 32 - 4  # what q6_k and q3_k take off
     of_subs = np.concatenate([scales[:, :8] & 15, scales[:, :8] >> 4], axis=1)
     of_subs |= ((scales[:, None, 8:] >> PAIRS) & 3).reshape(n, 16) << 4
-    lows = codes[:, :, :2] & 15 | codes[:, :, 2:] << 4
-    highs = np.bitwise_or.reduce(codes >> 4 << PAIRS, axis=2)
-    return np.concatenate([lows.reshape(n, 128), highs.reshape(n, 64), of_subs - np.uint8(32), d], axis=1)
+    lows = (codes[:, :, :2] & 15) | (codes[:, :, 2:] << 4)
+    highs = np.bitwise_or.reduce((codes >> 4) << PAIRS, axis=2)
+    return np.concatenate([lows.reshape(n, 128), highs.reshape(n, 64), of_subs - 32, d], axis=1, dtype=np.uint8)
 
 
 def _iq4_xs(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
