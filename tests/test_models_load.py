@@ -148,8 +148,10 @@ cpu = torch.device("cpu")
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
 torch.set_num_threads(1)  # a forked process has none of the others, and would wait for them
-load_model(small, cpu, torch.bfloat16)  # compiles, and loads what is imported late
-for asked in (torch.bfloat16, torch.float32):
+dtypes = torch.bfloat16, torch.float32
+for asked in dtypes:
+    load_model(small, cpu, asked)  # compiles, and loads what is imported late
+for asked in dtypes:
     if not os.fork():  # each peak in a process of its own
         before = peak()
         lm = load_model(folder, cpu, asked)
