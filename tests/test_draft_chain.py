@@ -138,7 +138,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "options"), one_in(2, SAMPLED))
+@pytest.mark.parametrize(("sampling", "options"), one_in(3, SAMPLED))
 def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
     engine = load(name, **options)
     compiled = trees(engine, sampling)

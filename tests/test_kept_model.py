@@ -55,7 +55,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "dtype", "tied"), CASES)
+@pytest.mark.parametrize(("architecture", "dtype", "tied"), one_in(3, CASES))
 def test_the_next_start_is_the_model_that_transformers_makes(
     tmp_path: Path, architecture: str, dtype: torch.dtype, tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ def in_form(model: PreTrainedModel, form: int) -> torch.dtype:
 CASES = [*pairs(VARIANTS + CHANGED, [WHOLE, HALVED, DOTTED]), *pairs(EXPERTS, [WHOLE, HALVED])]
 
 
-@pytest.mark.parametrize(("variant", "form"), CASES)  # with bfloat16 states other experts are chosen
+@pytest.mark.parametrize(("variant", "form"), one_in(2, CASES))  # with bfloat16 states other experts are chosen
 def test_equals_the_generic_path(variant: tuple[str, dict[str, Any]], form: int) -> None:
     family, changes = variant
     model = random_model(family, {"head_dim": 16, **changes})

@@ -244,9 +244,10 @@ def _ignore(monkeypatch: pytest.MonkeyPatch, kind: str, index: int, layers: list
         changed("update_conv_state" if several else "get_conv_state")
 
 
-@pytest.mark.parametrize("several", [True, False])
-@pytest.mark.parametrize("kind", ["conv", "recurrent"])
-@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "kimi_linear"])
+@pytest.mark.parametrize(
+    ("family", "kind", "several"),
+    one_in(5, product(["qwen3_5", "falcon_h1", "kimi_linear"], ["conv", "recurrent"], [True, False])),
+)
 def test_a_model_that_ignores_a_state_is_found(
     family: str, kind: str, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
