@@ -42,6 +42,7 @@ lint-layers: .venv/linters
 	$(BIN)/lint-imports
 
 .venv/installed: pyproject.toml constraints.txt
+	@echo "Making .venv: minutes, most of them for downloading and unpacking torch."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,transport,bench,serve]"
 	touch $@

@@ -25,8 +25,9 @@ from foretoken.stats import Stats
 from raising import raising
 
 KEYS = {
-    "text", "token_ids", "finish_reason", "tokens_per_s", "block_efficiency", "acceptance_rate", "num_target_forwards",
-    "num_plain", "num_drafted", "num_accepted", "ttft_s", "seed", "target", "drafter", "vocab", "tree", "verifier",
+    "text", "token_ids", "finish_reason", "tokens_per_s", "decoding_tokens_per_s", "block_efficiency",
+    "acceptance_rate", "num_target_forwards", "num_plain", "num_drafted", "num_accepted", "ttft_s", "seed",
+    "temperature", "target", "drafter", "vocab", "tree", "verifier",
 }  # fmt: skip
 
 

@@ -225,9 +225,9 @@ def test_bad_settings_are_named(folders):
 def test_bad_prompts_are_refused_in_a_sentence(folders, unchecked):
     engine = load(folders)
     for prompt, says in (
-        (5, "A int is no prompt"),
-        (None, "A NoneType is no prompt"),
-        ({"input_ids": [1]}, "A dict is no prompt"),
+        (5, "The prompt is of type int: give a text"),
+        (None, "The prompt is of type NoneType: give a text"),
+        ({"input_ids": [1]}, "The prompt is of type dict: give a text"),
         ([1.5], "The prompt is neither"),
         ([1.0, 2.0], "The prompt is neither"),
         ([5, "a"], "The prompt is neither"),

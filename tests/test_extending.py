@@ -26,48 +26,10 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import Standard
 from snippets import ROOT, blocks
 
-
-@dataclass(frozen=True)
-class Echo:
-    """Drafts the last token again and again."""
-
-    policy: StaticTree
-    name: str = "echo"
-
-    @property
-    def laws(self):
-        return (Opaque(1),)
-
-    @property
-    def max_nodes(self):
-        return self.policy.max_nodes
-
-    def open(self, batch, slots):
-        return self
-
-    def join(self):
-        pass
-
-    def leave(self, row):
-        pass
-
-    def propose(self, sequences):
-        return [self._tree(seq) for seq in sequences]
-
-    def _tree(self, seq):
-        builder, node, last = TreeBuilder(seq.ids[-1]), 0, seq.ids[-1]
-        for _ in range(min(seq.depth_left, self.max_nodes - 1)):
-            node = builder.add(node, Siblings((last,), None, Opaque(1)))[0]
-        return builder.build()
-
-    def observe(self, sequences, trees, paths):
-        pass
-
-
 # Mixed, comb and echo, as the page has them behind its first block, which test_core_decoding.py compares.
 SHOWN = {"dataclass": dataclass, "LawFamily": LawFamily, "IID": IID, "Law": Law, "Float": Float, "Tensor": torch.Tensor,
          "Siblings": Siblings, "Standard": Standard, "StaticTree": StaticTree, "Source": Source,
-         "TreePolicy": TreePolicy, "Echo": Echo}  # fmt: skip
+         "TreePolicy": TreePolicy, "TreeBuilder": TreeBuilder, "Opaque": Opaque}  # fmt: skip
 for code in blocks(ROOT / "CONTRIBUTING.md", "python")[1:]:
     exec(compile(code, "CONTRIBUTING.md", "exec"), SHOWN)
 

@@ -121,7 +121,7 @@ class Request:
     constraints: tuple[Processor, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # which would be pages
 class Engine(OfOneProcess):
     """A target, a drafter and a verifier that belong together; made by `foretoken.load`.
 
@@ -395,7 +395,7 @@ def _as_list(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
         return [given], True
     if not isinstance(given, Sequence):
         raise ForetokenError(
-            f"A {type(given).__name__} is no prompt: give a text, a list of token ids, or a list of such prompts."
+            f"The prompt is of type {type(given).__name__}: give a text, a list of token ids, or a list of these."
         )
     prompts = [_plain(x) for x in given]
     if prompts and isinstance(prompts[0], Real):

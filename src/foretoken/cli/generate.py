@@ -12,7 +12,7 @@ import typer
 from foretoken.cli.command import command
 from foretoken.cli.comparison import compared, warm
 from foretoken.cli.measuring import check_forgets
-from foretoken.cli.options import EngineOptions, RayOptions, TextOptions
+from foretoken.cli.options import EngineOptions, RayOptions, TextOptions, resolve_models
 from foretoken.cli.prompts import Prompt, given
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ForetokenError
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 # The statistics of a text that `--json` prints.
 FIGURES = (
-    "tokens_per_s", "block_efficiency", "acceptance_rate", "num_target_forwards", "num_plain", "num_drafted",
-    "num_accepted", "ttft_s",
+    "tokens_per_s", "decoding_tokens_per_s", "block_efficiency", "acceptance_rate", "num_target_forwards", "num_plain",
+    "num_drafted", "num_accepted", "ttft_s",
 )  # fmt: skip
 
 
@@ -158,6 +158,7 @@ class Text:
             "finish_reason": last.finish_reason,
             **{name: getattr(last.stats, name) for name in FIGURES},
             "seed": self.seed,
+            "temperature": self.options.temperature,
             "target": engine.target.name,
             "drafter": engine.drafter.name,
             "vocab": engine.recipe.vocab,
@@ -269,6 +270,8 @@ def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
         *_plain_steps(text),
         f"seed {text.seed}, temperature {text.options.temperature:g}, {settings}",
     ]
+    if record["target"] == resolve_models(None, None)[0]:
+        lines.append("no --target: this is the small demo model, which writes Python; `foretoken fetch` lists others")
     return "\n".join(lines)
 
 

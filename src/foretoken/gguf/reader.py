@@ -41,6 +41,20 @@ class Reader(GGUFReader):
         """Keep `mapped`, the library's memmap of the file, as a plain array: each slice of a memmap costs far more."""
         self._bytes = mapped.view(np.ndarray)
 
+    def _get(
+        self, offset: int | np.integer, dtype: Any, count: int | np.integer = 1, override_order: Any = None
+    ) -> NDArray[Any]:
+        """Return numbers of the file as the library does. Raises ValueError where the file ends before them.
+
+        offset: the place of the first one's first byte.
+        dtype, count: their type and number.
+        override_order: the order of their bytes; None: that of the file.
+        """
+        end = int(offset) + np.dtype(dtype).itemsize * int(count)
+        if end > len(self.data):
+            raise ValueError(f"it has {len(self.data)} bytes, and what its header names goes on to byte {end}")
+        return super()._get(int(offset), dtype, int(count), override_order)
+
     def _get_field_parts(
         self, orig_offs: int, raw_type: int | np.integer
     ) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:

@@ -69,8 +69,8 @@ def no_template(which: str, model: str) -> ForetokenError:
     model: names the model.
     """
     return ForetokenError(
-        f"{which} needs a chat template, and the tokenizer of {model} has none: take an instruction-tuned model, or "
-        "give the text itself as a prompt."
+        f"{which} needs a chat template, and the tokenizer of {model} has none: take an instruction-tuned model, "
+        "such as `foretoken fetch` lists, or give the text itself as a prompt."
     )
 
 

@@ -109,13 +109,18 @@ def located(source: str) -> str:
 def _unknown(source: str) -> ForetokenError:
     """Return the error that there is no model of this name, and which ones there are."""
     known = list(known_models())
-    close = [] if "/" in source else difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
+    is_path = "/" in source or source.endswith(".gguf")
+    begun = [name for name in known if source and name.startswith(source)]
+    close = [] if is_path else begun or difflib.get_close_matches(source, [*known, *NO_MODELS], 1)
     meant = f"did you mean {'drafter ' if close[0] in NO_MODELS else ''}{close[0]}? Else " if close else ""
+    if source in NO_MODELS:
+        meant = "that is the name of a drafter; "
+    elif is_path:
+        meant = "no file or folder has this name; "
     return ForetokenError(
-        f"There is no model {shown(source)} here: "
-        + ("that is the name of a drafter; " if source in NO_MODELS else meant)
-        + "give the path of a Hugging Face model folder or GGUF file, a hub id (OWNER/NAME), or a name that "
-        f"`foretoken fetch` lists: {', '.join(known)}. A drafter can also be one of {', '.join(NO_MODELS)}."
+        f"There is no model {shown(source)} here: {meant}give the path of a Hugging Face model folder or GGUF file, a "
+        f"hub id (OWNER/NAME), or a name that `foretoken fetch` lists: {', '.join(known)}."
+        + ("" if is_path else f" A drafter can also be one of {', '.join(NO_MODELS)}.")
     )
 
 

@@ -24,7 +24,7 @@ def encode(tokenizer: Tokenizer, text: str, which: str = "The prompt", special: 
     special: whether the tokenizer adds its special tokens, such as the one that begins a text, if it has any.
     """
     check_text(text, which)
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
 
 def chat_prompt(
