@@ -19,6 +19,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_file
 from foretoken.core.interrupts import exit_code
 from foretoken.core.limits import check_counts
+from foretoken.recipe import NO_DRAFTER
 
 if TYPE_CHECKING:
     from foretoken.engine import Chunk, Engine
@@ -67,6 +68,8 @@ def generate(
         raise ForetokenError("--compare measures one prompt: leave it out, or --batch-file.")
     if compare:
         check_forgets(engine.drafter)
+        if engine.drafter == NO_DRAFTER:
+            raise ForetokenError("--compare runs a drafter beside plain decoding: leave it out, or --drafter none.")
     if text.show_drafts and json_:
         raise ForetokenError("--show-drafts tints printed text: leave it out, or --json.")
     if trace is not None:

@@ -14,7 +14,7 @@ from foretoken.cli.measuring import WorkOptions, check_forgets, encoded, names, 
 from foretoken.cli.prompts import Prompt
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_counts, check_measured, check_sampling
-from foretoken.recipe import NO_DRAFTER, check_alone
+from foretoken.recipe import NO_DRAFTER, PLAIN, check_alone
 
 if TYPE_CHECKING:
     from foretoken.engine import Engine
@@ -91,10 +91,12 @@ def tune(
     report = Report("foretoken tune", {**machine(device), **settings})
     with open_journal(f"{out}.part", engine, settings) as journal:
         measured = halved(engine, chosen, tried, best, work.rounds, journal, options.progress)
-    profile_of(engine, measured, report).write(out)
+    profile = profile_of(engine, measured, report)
+    profile.write(out)
     journal.close()
     show(report, json_, False)
-    print(f"profile written to {out}", file=sys.stderr)
+    fastest = "plain decoding" if profile.tree == PLAIN else f"{profile.tree} with {profile.verifier}"
+    print(f"profile written to {out}, for --profile {out}: {fastest} was fastest", file=sys.stderr)
 
 
 def digest(prompts: list[Prompt]) -> str:
