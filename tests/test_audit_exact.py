@@ -44,7 +44,7 @@ def name(x: object) -> str:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("rule", "family", "shape"), one_in(3, CASES), ids=name)
+@pytest.mark.parametrize(("rule", "family", "shape"), one_in(5, CASES), ids=name)
 def test_whole_decodings_have_the_targets_law(rule: Verifier, family: LawFamily, shape: Shape) -> None:
     measured = decoding.measure(rule, family, shape, seed=7)
     assert measured.exact, measured

@@ -223,7 +223,7 @@ def test_recorded_levels_go_on_plainly_after_a_wrong_one(recorded, monkeypatch):
 WITH_FLOORS = [*((*case, None) for case in SAMPLED), *((*case, FLOORS) for case in FLOORED)]
 
 
-@pytest.mark.parametrize(("sampling", "options", "floors"), one_in(2, WITH_FLOORS))
+@pytest.mark.parametrize(("sampling", "options", "floors"), one_in(3, WITH_FLOORS))
 def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
     calls, draft = [], SerialRows._recorded
     monkeypatch.setattr(SerialRows, "_recorded", lambda *given: calls.append(given) or draft(*given))

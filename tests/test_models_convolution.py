@@ -25,6 +25,7 @@ from foretoken.models.quantised import pack_quantised
 from foretoken.models.rows import Rows
 from models_zoo import TOLERANCE, check_random_steps, tiny
 from same_bits import LOADED, TEXT, TEXTS, check_bits, check_greedy_texts, scores
+from thinning import one_in
 from tiny import tokenizer
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_a_tree_takes_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forwards == [10]
 
 
-@pytest.mark.parametrize("form", ["whole", "bfloat16", "q4_0", "q8_0"])
+@pytest.mark.parametrize("form", one_in(3, ["whole", "bfloat16", "q4_0", "q8_0"]))
 def test_a_node_has_the_same_bits_alone_and_among_others(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = packed_lm(form)
     assert isinstance(lm.backend, LlamaKernel)

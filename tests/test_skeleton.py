@@ -60,7 +60,7 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "kind", "tied"), one_in(5, MADE))
+@pytest.mark.parametrize(("architecture", "kind", "tied"), one_in(7, MADE))
 def test_a_skeleton_is_the_model_that_transformers_makes(
     tmp_path: Path, architecture: str, kind: TYPES, tied: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -205,6 +205,7 @@ def test_another_version_of_transformers_makes_it_anew_and_leaves_the_weights(
         made.clear()
 
 
+@pytest.mark.long
 def test_a_new_skeleton_replaces_those_of_its_model_that_were_not_used_for_a_month(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ):

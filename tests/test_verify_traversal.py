@@ -1,6 +1,7 @@
 """Rule `traversal` beside the published algorithm, transcribed on its own, on every tree of small shapes."""
 
 from collections import defaultdict
+from itertools import product
 
 import pytest
 import torch
@@ -71,9 +72,11 @@ def published(tree: TokenTree, p: list[Tensor], q: list[Tensor]) -> Outcomes:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("seed", one_in(3, range(3)))
-@pytest.mark.parametrize("law", [WithoutReplacement, IID], ids=lambda law: law.name)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "law", "seed"),
+    one_in(5, product(SHAPES, [WithoutReplacement, IID], range(3))),
+    ids=lambda x: getattr(x, "name", str(x)),
+)
 def test_it_is_the_published_algorithm(name: str, law: LawFamily, seed: int) -> None:
     """Given the draws, each accepted path and the token after it have the same probability to 1e-12."""
     rng = torch.Generator().manual_seed(seed)
