@@ -41,6 +41,12 @@ def test_generate_streams_text_to_stdout_and_statistics_to_stderr(run, monkeypat
     assert "decoded plainly" not in err
 
 
+def test_the_demo_model_is_named_where_no_target_was(run):
+    line = "generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none"
+    assert "no --target: this is the small demo model" in run.good(*line)[1]
+    assert "no --target" not in run.good(*line, "--target", options.demo_folder() / "target")[1]
+
+
 def test_without_a_drafter_nothing_is_said_of_drafts(run):
     line = "generate", "def f(", "--max-new-tokens", 4, "--seed", 1, "--drafter", "none"
     _, err = run.good(*line)

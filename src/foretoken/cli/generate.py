@@ -12,7 +12,7 @@ import typer
 from foretoken.cli.command import command
 from foretoken.cli.comparison import compared, warm
 from foretoken.cli.measuring import check_forgets
-from foretoken.cli.options import EngineOptions, RayOptions, TextOptions, resolve_models
+from foretoken.cli.options import EngineOptions, RayOptions, TextOptions
 from foretoken.cli.prompts import Prompt, given
 from foretoken.cli.tints import Tints, legend
 from foretoken.core.errors import ForetokenError
@@ -99,6 +99,9 @@ def generate(
     try:
         if batch_file is None:
             _one(loaded, prompts[0], text, json_, compare, record)
+            if engine.target is None and not json_:
+                said = "no --target: this is the small demo model, which writes Python; `foretoken fetch` lists others"
+                print(said, file=sys.stderr)
         else:
             _batch(loaded, prompts, text, json_, record)
     finally:
@@ -273,8 +276,6 @@ def _summary(text: Text, record: dict[str, Any], compiled: bool) -> str:
         *_plain_steps(text),
         f"seed {text.seed}, temperature {text.options.temperature:g}, {settings}",
     ]
-    if record["target"] == resolve_models(None, None)[0]:
-        lines.append("no --target: this is the small demo model, which writes Python; `foretoken fetch` lists others")
     return "\n".join(lines)
 
 
