@@ -59,6 +59,43 @@ def test_signals_that_end_a_program(
     assert (process.returncode, found) == (code, said)
 
 
+LOST = """
+import signal, sys, time, weakref
+from foretoken.core.interrupts import end_as_by_ctrl_c
+signal.signal(signal.SIGINT, signal.default_int_handler)
+end_as_by_ctrl_c()
+
+class Thing:
+    def __del__(self):
+        {0}
+
+class Other: ...
+
+thing, other = Thing(), Other()
+reference = weakref.ref(other, lambda _: {1})
+try:
+    del {2}
+    for _ in range(500):
+        time.sleep(0.01)
+    print("lost")
+except KeyboardInterrupt:
+    print("raised")
+"""
+RAISE = "signal.raise_signal(signal.SIGINT)"
+
+
+@pytest.mark.parametrize("lost", [(RAISE, "None", "thing"), ("pass", RAISE, "other")])
+def test_an_interrupt_where_no_exception_can_pass_is_raised_after_that(lost: tuple[str, str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LOST.format(*lost)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("raised\n", "")
+
+
+def test_other_exceptions_that_cannot_be_raised_are_printed_as_before() -> None:
+    program = LOST.format("raise ValueError('as before')", "None", "thing").replace("range(500)", "range(2)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, "ValueError: as before" in done.stderr) == ("lost\n", True)
+
+
 @pytest.mark.long
 def test_a_benchmark_that_is_ended_shows_what_it_measured(tmp_path: Path) -> None:
     out = tmp_path / "runs.jsonl"

@@ -78,9 +78,9 @@ def test_every_setting_reaches_the_sampling(engine, client):
 
 
 def test_a_stop_string_ends_the_text(engine, client):
-    text = wanted(engine).text
+    text = wanted(engine, "abcd").text
     stop = text[5:7]
-    got = complete(client, stop=[stop, "never"])
+    got = complete(client, "abcd", stop=[stop, "never"])
     assert texts(got) == [text[: text.index(stop)]]
     assert got.choices[0].finish_reason == "stop"
 

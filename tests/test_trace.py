@@ -69,7 +69,7 @@ def test_what_comes_behind_the_end_of_a_text_is_not_counted(folders):
 
 
 def test_p_and_q_are_those_of_the_models(folders):
-    engine = load(folders, tree="kary:2x2")
+    engine = load(folders, tree="kary:2x2", quantise_drafter="none")
     trace, _ = traced(engine, PROMPTS[0], max_new_tokens=20, temperature=0.8, top_k=40, seed=1)
     sampling = foretoken.Sampling(temperature=0.8, top_k=40)
     models = [tiny.LlamaForCausalLM.from_pretrained(folders[name]).eval() for name in ("target", "drafter")]

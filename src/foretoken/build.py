@@ -1,6 +1,7 @@
 """Building an engine from what a caller names: models, a drafter, a tree, a rule."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -41,12 +42,13 @@ from foretoken.models.load import (
     eos_ids,
     for_drafting,
     lay_out_ahead,
+    load_drafter,
     load_model,
     load_own,
-    load_tokenizer,
+    named_tokenizer,
     wrap_model,
 )
-from foretoken.models.named import COMPILE
+from foretoken.models.named import COMPILE, DRAFTING_KIND
 from foretoken.models.packed import share_read
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
@@ -64,7 +66,6 @@ from foretoken.recipe import (
     NO_DRAFTER,
     ON_STATES,
     OWN,
-    OWN_KIND,
     PLAIN,
     PLAINLY,
     SAME,
@@ -163,8 +164,9 @@ def load(
         quantise: pack the linear layers of models named by folder in blocks of this kind as they are loaded: q8_0,
             q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). It is refused for a target in a GGUF file,
             which is packed as it is.
-        quantise_drafter: the kind of blocks for the drafter alone, a model named by folder; by default that of
-            `quantise`. It changes speed and acceptance, and never the distribution of the text.
+        quantise_drafter: the kind of blocks for the drafter alone, a model named by folder; "none" leaves its weights
+            as they are. By default that of `quantise`, else q4_k on a CPU, unless a dtype is named, compile is "off" or
+            trust_remote_code is set. It changes speed and acceptance, and never the distribution of the text.
         suffix_store: a file that keeps the texts of drafter suffix for the next process. It is made where there is
             none, and written now and then and when the process ends.
 
@@ -206,8 +208,8 @@ def load(
     check_runs_quantised(quantise_drafter, chosen_device, compile)
     for source in target, drafter if has_model else None:
         lay_out_ahead(source, chosen_device, chosen_dtype, compile)
-    tokenizer = _tokenizer(tokenizer, target, trust_remote_code)
-    drafter_tokenizer = _tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
+    tokenizer = named_tokenizer(tokenizer, target, trust_remote_code)
+    drafter_tokenizer = named_tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
     if has_model and drafter is not None:
         kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     elif vocab is not None:
@@ -223,12 +225,12 @@ def load(
         check_ahead(recipe_of(kind), kind, _named(drafter or NO_DRAFTER))
 
     # The models.
-    def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
+    def causal_lm(read: Callable[..., CausalLM], source: str | HFModel, blocks: str | None) -> CausalLM:
         if isinstance(source, str):
-            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)
+            return read(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)
         return wrap_model(source, compile)
 
-    model = causal_lm(target, quantise)
+    model = causal_lm(load_model, target, quantise)
     models_run()
     if drafter == AUTO:
         if not drafts_itself(model, target):
@@ -245,9 +247,9 @@ def load(
     elif kind == HEAD:
         lm = ready(load_head(str(drafter), parts(model)), str(drafter))
     elif kind == OWN:
-        lm = load_own(model, target, own_kind(drafter) or OWN_KIND, trust_remote_code)
+        lm = load_own(model, target, own_kind(drafter) or DRAFTING_KIND, trust_remote_code)
     elif has_model and drafter is not None:
-        lm = for_drafting(causal_lm(drafter, quantise_drafter or quantise))
+        lm = for_drafting(causal_lm(load_drafter, drafter, quantise_drafter or quantise))
         _check_beside(lm, model, alike=kind == SAME and None in (tokenizer, drafter_tokenizer))
 
     # The engine of them.
@@ -289,15 +291,6 @@ def _kind(drafter: str | HFModel | None) -> str:
     if own_kind(drafter) is not None or drafter == AUTO:
         return OWN
     return str(drafter or NO_DRAFTER) if is_word(drafter) else SAME
-
-
-def _tokenizer(named: str | Tokenizer | None, model: str | HFModel | None, trust_remote_code: bool) -> Tokenizer | None:
-    """Return the tokenizer that was named, else that of a model named by its folder; None where neither is."""
-    if isinstance(named, str) or (named is None and isinstance(model, str)):
-        return load_tokenizer(str(named or model), trust_remote_code)
-    if named is not None and not (callable(named) and hasattr(named, "decode")):
-        raise ForetokenError(f"The tokenizer is {named!r}: give a tokenizer, or the path of a model that has one.")
-    return named
 
 
 def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:

@@ -14,7 +14,18 @@ from foretoken.core.files import check_file
 from foretoken.core.lazy import Lazy, imported
 from foretoken.core.limits import check_choice, check_probability
 from foretoken.models.folder import check_weights
-from foretoken.models.named import AUTO, COMPILE, DTYPES, NO_MODELS, QUANTISED, head_file, is_gguf, located
+from foretoken.models.named import (
+    AS_STORED,
+    AUTO,
+    COMPILE,
+    DRAFTING_KIND,
+    DTYPES,
+    NO_MODELS,
+    QUANTISED,
+    head_file,
+    is_gguf,
+    located,
+)
 from foretoken.trees.forms import read_tree
 from foretoken.verify import VERIFIERS
 
@@ -64,7 +75,6 @@ class Kind:
 NO_DRAFTER, NGRAM, SUFFIX, OWN, MTP, SAME, HEAD = "none", "ngram", "suffix", "self", "mtp", "same", "head"
 LOOKUPS = (NGRAM, SUFFIX)
 ON_STATES = (MTP, HEAD)  # kinds that draft from the target's hidden states
-OWN_KIND = "q4_k"  # the default blocks of "self": fewer bits than q4_1, and more is accepted: docs/LOG.md, 2026-11-26
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
     NGRAM: Kind("draft.lookup:lookup", "what followed the same words earlier in the text", "exact-match", "chain:24"),
@@ -151,7 +161,7 @@ def own_kind(drafter: object) -> str | None:
     if colon and kind not in QUANTISED:
         kinds = " or ".join(f"{OWN}:{known}" for known in QUANTISED)
         raise ForetokenError(f"Drafter {drafter} names no known kind of blocks: choose {kinds}.")
-    return kind or OWN_KIND
+    return kind or DRAFTING_KIND
 
 
 def in_a_row(drafter: T) -> tuple[str | None, T | str]:
@@ -203,14 +213,14 @@ def check_quantise(kind: str | None, target: object) -> None:
 def check_quantise_drafter(kind: str | None, drafter: object, is_head: bool = False) -> None:
     """Refuse to quantise what is no drafter model in a folder.
 
-    kind: the kind of blocks; None: nothing is to be quantised.
+    kind: the kind of blocks; AS_STORED or None: nothing is to be quantised, and nothing is refused.
     drafter: as `foretoken.load` takes it, but a single one, not two in a row.
     is_head: whether it is the folder of a draft head.
 
     Raises ForetokenError, also for an unknown kind.
     """
-    check_choice("quantise_drafter", kind, QUANTISED)
-    if kind is None:
+    check_choice("quantise_drafter", kind, (*QUANTISED, AS_STORED))
+    if kind in (None, AS_STORED):
         return
     if drafter in (None, NO_DRAFTER):
         why = "nothing is drafted"

@@ -27,7 +27,7 @@ import typer
 
 from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
-from foretoken.models.named import QUANTISED
+from foretoken.models.named import DRAFTING_KIND, QUANTISED
 from foretoken.recipe import AUTO, SCHEMES, VOCABS
 from foretoken.trees.forms import forms
 from foretoken.verify import RULES
@@ -39,6 +39,7 @@ NAMES = {
     "heads": ", ".join(HEADS),
     "vocabs": ", ".join([*VOCABS, AUTO]),
     "kinds": ", ".join(QUANTISED),
+    "drafting": DRAFTING_KIND,
 }
 # The help of the options that choose a report's form, which many commands have.
 FORMS = {"json_": "Print JSON instead of text.", "markdown": "Print Markdown instead of text."}

@@ -99,7 +99,9 @@ class EngineOptions(RecipeOptions):
     takes its costs and chooses the depth itself.
     suffix_store: File that keeps the texts of earlier requests, which drafter suffix looks up, for the next run.
     quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
-    quantise_drafter: The same for the drafter alone, which changes its speed and never the law of the text.
+    quantise_drafter: The same for a drafter model alone, which changes its speed and never the law of the text; none
+    leaves its weights as they are. Default: that of --quantise, else $drafting on a CPU, but not with --dtype,
+    --compile off or --trust-remote-code.
     """
 
     method: str | None = None

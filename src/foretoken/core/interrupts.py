@@ -1,7 +1,10 @@
 """How a program ends before its work is done: by Ctrl-C, or by a signal that is taken for one."""
 
+import _thread
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -36,6 +39,7 @@ class Interrupts:
             self._before = None
 
 
+SOON = 0.01  # seconds until an interrupt comes again
 _received: list[int] = []  # signals that were taken for Ctrl-C
 
 
@@ -46,6 +50,9 @@ def end_as_by_ctrl_c() -> None:
     ignores, as it does SIGHUP under nohup, or handles otherwise, stays as it is. Where Ctrl-C is ignored, as in the
     background jobs of a script, all stay as they are: what takes care of Ctrl-C while code is compiled, or a step of a
     training is not finished, is not in place then.
+
+    A Ctrl-C that Python would only print, since it came in a destructor or a weak reference's callback, is raised after
+    that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return
@@ -53,6 +60,20 @@ def end_as_by_ctrl_c() -> None:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _as_ctrl_c)
+    sys.unraisablehook = _not_lost(sys.unraisablehook)
+
+
+def _not_lost(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return `hook`, which Python calls with exceptions that cannot be raised, but for interrupts, which come again."""
+
+    def come_again(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt) and not sys.is_finalizing():
+            # By another thread, since this one may still be where no exception can pass when the hook returns.
+            threading.Timer(SOON, _thread.interrupt_main).start()
+        else:
+            hook(unraisable)
+
+    return come_again
 
 
 def _as_ctrl_c(number: int, frame: FrameType | None) -> None:

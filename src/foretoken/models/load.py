@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,16 +23,15 @@ from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import LlamaKernel
-from foretoken.models.named import AUTO, DTYPES, OFF, ON, is_gguf, located
+from foretoken.models.named import AS_STORED, AUTO, DRAFTING_KIND, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
-from foretoken.models.quantised import kept_quantised, pack_quantised
+from foretoken.models.quantised import BLOCK, UnpackableError, kept_quantised, pack_quantised
 from foretoken.models.skeleton import Settings, Skeleton
 from foretoken.models.text import Tokenizer
 
 EMBEDDING = "model.embed_tokens.weight"  # in the models that our kernel runs
 NAMED = ("model_type", "model_name", "_name_or_path")  # the entries of a configuration that choose a tokenizer's class
-BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -97,11 +97,6 @@ def load_model(
             compile_ahead()  # where it has not been started yet
     elif quantise is not None:
         model = _quantised(source, quantise, trust_remote_code, as_it_is=dtype is None)
-        if not _has_packed_layers(model):
-            raise ForetokenError(
-                f"The weights in {source} cannot be quantised to {quantise}: its layers have no nn.Linear with rows of "
-                f"multiples of {BLOCK} weights. Leave that option out."
-            )
     else:
         # Weights in their stored dtype are views of the mapped file and take no memory of their own until they are laid
         # out anew. That also goes where float32 is named, since it holds all values of the other dtypes.
@@ -123,8 +118,31 @@ def load_model(
     return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
 
 
+def load_drafter(
+    source: str,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    compile: str = AUTO,
+    quantise: str | None = None,
+) -> CausalLM:
+    """Return a model that only drafts, quantised where nothing else is named: its draft tokens take half of the time.
+
+    Nothing is quantised by default where quantised weights do not run, and where they cannot be kept for later starts.
+
+    source, device, dtype, trust_remote_code, compile: as in `load_model`.
+    quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: DRAFTING_KIND where that can be done.
+    """
+    can_be_packed = _stays_packed(device, dtype, compile) and not is_gguf(located(source))
+    if quantise is None and can_be_packed and not trust_remote_code:
+        with suppress(UnpackableError):
+            return load_model(source, device, dtype, trust_remote_code, compile, DRAFTING_KIND)
+    kind = None if quantise == AS_STORED else quantise
+    return load_model(source, device, dtype, trust_remote_code, compile, kind)
+
+
 def _stays_packed(device: torch.device, dtype: torch.dtype | None, compile: str) -> bool:
-    """Whether `load_model`, whose arguments these are, leaves the weights of a GGUF file packed."""
+    """Whether packed weights run as they are, those of a GGUF file too; the arguments are those of `load_model`."""
     return device.type == "cpu" and dtype is None and compile != OFF
 
 
@@ -149,10 +167,10 @@ def _traced(compile: str, device: torch.device) -> bool:
 def check_runs_quantised(kind: str | None, device: torch.device, compile: str) -> None:
     """Raise ForetokenError where weights quantised to `kind` cannot be computed with: on GPUs, and in plain torch.
 
-    kind: the kind of blocks; None: nothing is to be quantised, and nothing is refused.
+    kind: the kind of blocks; AS_STORED or None: nothing is to be quantised, and nothing is refused.
     device, compile: as in `load_model`.
     """
-    if kind is not None and (device.type != "cpu" or compile == OFF):
+    if kind not in (None, AS_STORED) and (device.type != "cpu" or compile == OFF):
         raise ForetokenError(f"Weights are quantised to {kind} on a CPU alone, and not with compile off.")
 
 
@@ -186,12 +204,13 @@ def load_own(target: CausalLM, source: str | HFModel, kind: str, trust_remote_co
             f"Drafter self needs a target that our CPU kernel runs, and {target.name} runs by {target.execution}: "
             "choose drafter ngram, which fits every model."
         )
-    model: Any = _own_quantised(target, located(source), kind, trust_remote_code)
-    if not _has_packed_layers(model):
+    try:
+        model: Any = _own_quantised(target, located(source), kind, trust_remote_code)
+    except UnpackableError as error:
         raise ForetokenError(
             f"Drafter self packs rows of multiples of {BLOCK} weights, and the layers of {target.name} have none: "
             "choose drafter ngram."
-        )
+        ) from error
     model.model.embed_tokens = torch.nn.Identity()  # `pack` is not to convert it: the target's takes its place
     pack(model.eval(), torch.float32)  # other layers; the kernel mixes no bfloat16 with quantised ones
     model.model.embed_tokens = target.weights.get_input_embeddings()
@@ -262,12 +281,6 @@ def _own_quantised(target: CausalLM, source: str, kind: str, trust_remote_code: 
     model, weights = target.weights.without_weights(), mapped_weights([found / WEIGHTS])
     model.dtype, model.probed = torch.float32, True
     return filled(model, {name: each for name, each in weights.items() if name != EMBEDDING})
-
-
-def _has_packed_layers(model: HFModel | Skeleton) -> bool:
-    """Whether more than the LM head is quantised."""
-    last = model.get_output_embeddings()
-    return any(isinstance(module, PackedLinear) and module is not last for module in model.modules())
 
 
 def _pretrained(source: str, dtype: torch.dtype | str, trust_remote_code: bool) -> HFModel:
@@ -353,6 +366,22 @@ def load_tokenizer(source: str, trust_remote_code: bool = False) -> Tokenizer:
         )
     except Exception as error:  # tokenizer files fail in as many ways as there are formats
         raise ForetokenError(f"Cannot load a tokenizer from {source}: {_first_line(error)}") from error
+
+
+def named_tokenizer(
+    named: str | Tokenizer | None, model: str | HFModel | None, trust_remote_code: bool
+) -> Tokenizer | None:
+    """Return the tokenizer that was named, else that of a model named by its folder; None where neither is.
+
+    named: the tokenizer, or the name or path of a model that has one.
+    model: the model or its name.
+    trust_remote_code: as in `load_tokenizer`.
+    """
+    if isinstance(named, str) or (named is None and isinstance(model, str)):
+        return load_tokenizer(str(named or model), trust_remote_code)
+    if named is not None and not (callable(named) and hasattr(named, "decode")):
+        raise ForetokenError(f"The tokenizer is {named!r}: give a tokenizer, or the path of a model that has one.")
+    return named
 
 
 def _config_of_any_class(source: str) -> PreTrainedConfig | None:

@@ -21,6 +21,10 @@ QUANTISED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_k", "q4_0")  # what weights can
 # of the draft tokens of a quantised copy of the small target were accepted at temperature 0, with 8 bits 0.94:
 # docs/LOG.md, 2026-11-25.
 HEAD_KIND = "q8_0"
+# The kind of blocks of weights that only draft. Of drafter "self" more draft tokens were accepted than with q4_1, which
+# takes more bits: docs/LOG.md, 2026-11-26. Drafter models of 16 bits were slower: docs/LOG.md, 2026-11-30.
+DRAFTING_KIND = "q4_k"
+AS_STORED = "none"  # in the place of a kind of blocks: weights are left as they are
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")  # endings of files with weights in a folder
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # there is one where drivers of GPUs are, also in containers
 HUB_S = 10  # seconds within which the hub has to answer

@@ -89,12 +89,13 @@ def num_weights(model: nn.Module) -> int:
 def share_read(drafter: CausalLM, target: CausalLM) -> float:
     """Return the bytes of weights that a draft token reads, as a share of those that a token of the target reads.
 
-    It is 0 where it would say nothing of the time: where other means run one of them or only one is quantised, and for
-    mixtures of experts, which read a part of their weights.
+    It is 0 where a draft token may take a smaller share of the time: where other means run one of them, where only the
+    target is quantised, since packed weights take more time per byte, and for mixtures of experts, which read a part of
+    their weights.
 
     drafter, target: the models.
     """
-    alike = drafter.execution == target.execution and drafter.quantised == target.quantised
+    alike = drafter.execution == target.execution and drafter.quantised >= target.quantised
     read, of_target = _bytes_read(drafter.weights), _bytes_read(target.weights)
     return read / of_target if alike and read and of_target else 0.0
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.core.errors import ForetokenError
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.quantised import KINDS
 from foretoken.models.experts import STACKS, is_mixture, put_stack
@@ -22,7 +23,12 @@ from foretoken.models.mapped import weight_files
 from foretoken.models.named import HEAD_KIND
 from foretoken.models.panels import PART, PackedLinear, keeps_weight
 
+BLOCK = 32  # a matrix can be quantised to some kind of blocks if its rows are multiples of so many weights
 NAMES = {dtype: name for name, dtype in PLAIN.items()}  # torch dtype -> its name in safetensors files
+
+
+class UnpackableError(ForetokenError):
+    """No layer of a model can be quantised."""
 
 
 def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path | HFModel:
@@ -60,10 +66,12 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     model: the model, with ordinary weights on a CPU.
     kind: the kind of blocks, a name among models.named.QUANTISED. The LM head gets HEAD_KIND instead, and for q4_k,
         whose blocks have 256 weights, layers whose rows are no multiple of that get q4_1.
+
+    Raises UnpackableError where no layer but the LM head can be quantised.
     """
     from foretoken.kernel.packing import pack  # imports numba
 
-    last, files = model.get_output_embeddings(), weight_files()
+    last, files, packed = model.get_output_embeddings(), weight_files(), False
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
         for parent, name in _matrices(model):
             module = getattr(parent, name)  # or the experts' stack itself
@@ -78,6 +86,12 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
                 put = setattr if isinstance(module, nn.Linear) else put_stack
                 put(parent, name, PackedLinear(own, panels, width, out, getattr(module, "bias", None)))
                 files.forget(weight)
+                packed |= module is not last
+    if not packed:
+        raise UnpackableError(
+            f"The weights in {model.name_or_path} cannot be quantised to {kind}: its layers have no nn.Linear with "
+            f"rows of multiples of {BLOCK} weights. Leave that option out."
+        )
     return model
 
 
