@@ -82,7 +82,10 @@ def test_a_drafter_that_runs_in_modules_is_packed_too(wide_folder: Path, tmp_pat
     tokenizer.save_pretrained(tmp_path)
     engine = foretoken.load(wide_folder, drafter=tmp_path)
     lm = engine.source.model
-    assert (lm.execution, {x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}) == ("panels", {"q4_1", "q8_0"})
+    assert (lm.execution, {x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}) == (
+        "panels",
+        {"q4_1", "q8_0"},
+    )
     texts = [e.generate(PROMPTS, max_new_tokens=8, temperature=0.0) for e in (engine, foretoken.load(wide_folder))]
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
 
