@@ -81,7 +81,7 @@ from foretoken.recipe import (
     usual_tree,
 )
 from foretoken.trees.dynamic import ProductTree
-from foretoken.vocab.overlap import compare
+from foretoken.vocab.overlap import advised, common
 from foretoken.vocab.source import TranslatedSource
 from foretoken.vocab.translation import Translation
 from foretoken.vocab.vocabulary import vocabulary
@@ -210,8 +210,9 @@ def load(
         lay_out_ahead(source, chosen_device, chosen_dtype, compile)
     tokenizer = named_tokenizer(tokenizer, target, trust_remote_code)
     drafter_tokenizer = named_tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
+    translation = None
     if has_model and drafter is not None:
-        kind = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
+        kind, translation = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
     elif vocab is not None:
         raise _no_vocab(vocab, drafter, kind)
 
@@ -256,7 +257,7 @@ def load(
     store = None
     if SUFFIX in (first, kind):
         store = Store() if suffix_store is None else KeptStore(os.fspath(suffix_store), model.vocab_size)
-    source = replace(_source(kind, model, lm, tokenizer, drafter_tokenizer), first=first, store=store)
+    source = replace(_source(kind, model, lm, translation), first=first, store=store)
     if tuned is not None and profile is not None:
         tuned.check(profile, model, source.fingerprint(kind))
     proposing, rule = assembled(recipe, source)
@@ -301,21 +302,17 @@ def _no_vocab(vocab: str, drafter: object, kind: str) -> ForetokenError:
     return ForetokenError(f"vocab {vocab} is for a drafter model with a vocabulary, and {why}: leave vocab out.")
 
 
-def _source(
-    kind: str,
-    model: CausalLM,
-    lm: CausalLM | HeadLM | None,
-    tokenizer: Tokenizer | None,
-    drafter_tokenizer: Tokenizer | None,
-) -> Source:
-    """Return the source of a drafter of this kind; lm: the weights that draft, None where there are none."""
-    if kind not in VOCABS:
+def _source(kind: str, model: CausalLM, lm: CausalLM | HeadLM | None, translation: Translation | None) -> Source:
+    """Return the source of a drafter of this kind.
+
+    lm: the weights that draft, None where there are none.
+    translation: between the vocabularies of two tokenizers, None where there are not two.
+    """
+    if translation is None:
         return Source(kind, model.vocab_size, lm)
     assert isinstance(lm, CausalLM)
-    assert tokenizer is not None
-    assert drafter_tokenizer is not None
-    translation = Translation(vocabulary(tokenizer), vocabulary(drafter_tokenizer).within(lm.vocab_size))
-    return TranslatedSource(kind, model.vocab_size, lm, translation)
+    readable = Translation(translation.source, translation.dest.within(lm.vocab_size))
+    return TranslatedSource(kind, model.vocab_size, lm, readable)
 
 
 def _controlled(engine: Engine, policy: TreePolicy, tuned: Profile | None) -> Engine:
@@ -421,8 +418,8 @@ def _named(model: str | HFModel) -> str:
 
 def _vocab_method(
     asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None, target_name: str, drafter_name: str
-) -> str:
-    """Return the kind of a drafter model: SAME without a method between vocabularies, else the name of the method.
+) -> tuple[str, Translation | None]:
+    """Return the kind of a drafter model: SAME, or the name of a method between vocabularies and their translation.
 
     asked: the method that was named, AUTO for the best one, None for none. target, drafter: their tokenizers; where one
         is missing there is nothing to compare, and the caller is responsible.
@@ -434,9 +431,12 @@ def _vocab_method(
             f"(--vocab {AUTO}), choose a drafter with the same tokenizer, or drafter 'ngram', which needs none."
         )
     if asked is None:
-        return SAME
+        return SAME, None
     if both is None:
         raise ForetokenError(
             f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
         )
-    return compare(*both).method if asked == AUTO else asked
+    if asked == AUTO and same_vocabulary(*both):
+        return SAME, None
+    translation = Translation(*map(vocabulary, both))
+    return advised(common(translation)) if asked == AUTO else asked, translation

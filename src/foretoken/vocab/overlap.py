@@ -86,7 +86,8 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
     if text is not None and not text.strip():
         raise ForetokenError("The text to compare the tokenizers on is empty: give some lines of what you generate.")
     source, dest = vocabulary(target), vocabulary(drafter)
-    pairs = Translation(source, dest).pairs
+    translation = Translation(source, dest)
+    pairs = translation.pairs
     sizes = len(source), len(dest), len(pairs), dest.longest
     in_text = types = None
     survive = None, None
@@ -95,15 +96,25 @@ def compare(target: Tokenizer, drafter: Tokenizer, text: str | None = None) -> O
         in_text = sum(n for i, n in counts.items() if i in pairs) / max(counts.total(), 1)
         types = sum(i in pairs for i in counts) / max(len(counts), 1)
         survive = injective(target, text), injective(drafter, text)
-    share = len(pairs) / max(len(source), 1) if in_text is None else in_text
+    share = common(translation) if in_text is None else in_text
     tokens = "the target's tokens" if in_text is None else "the text's tokens"
     if same_vocabulary(target, drafter):
         method, why = "same", "the tokenizers are equal, so the drafter serves as it is"
-    elif share >= ENOUGH:
-        method, why = "tli", f"{share:.0%} of {tokens} are the drafter's too, and any tree and verifier fits"
+    elif (method := advised(share)) == "tli":
+        why = f"{share:.0%} of {tokens} are the drafter's too, and any tree and verifier fits"
     else:
-        method, why = "slem", f"only {share:.0%} of {tokens} are the drafter's too, so strings are matched, not tokens"
+        why = f"only {share:.0%} of {tokens} are the drafter's too, so strings are matched, not tokens"
     return Overlap(source.name, dest.name, *sizes, in_text, types, *survive, method, why)
+
+
+def common(translation: Translation) -> float:
+    """Return the share of the target's tokens that the drafter has too; translation: between their vocabularies."""
+    return len(translation.pairs) / max(len(translation.source), 1)
+
+
+def advised(share: float) -> str:
+    """Return the name of the method for two vocabularies; share: of the target's tokens, those that both have."""
+    return "tli" if share >= ENOUGH else "slem"
 
 
 def injective(tokenizer: Tokenizer, text: str) -> float:

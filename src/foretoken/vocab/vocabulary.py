@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import Unigram
 
 from foretoken.core.errors import ForetokenError
 from foretoken.models.text import Tokenizer
@@ -169,10 +170,9 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None and type(tokenizer).__name__ != "ByT5Tokenizer":
         raise _no_bytes(name, type(tokenizer).__name__)
-    spec, backend = None, None
+    backend = None
     if fast is not None:
-        written = fast.to_str()
-        spec, backend = json.loads(written), Backend.from_str(written)
+        backend = Backend.from_str(fast.to_str())
         backend.no_truncation()  # the caller's own stays as it is
         backend.no_padding()
     special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
@@ -180,14 +180,14 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     shown = dict(zip(added, tok.convert_ids_to_tokens(added), strict=True))  # which a normaliser may have changed
     for content in tok.all_special_tokens:  # those that are tokens of the model, not added ones
         special.setdefault(content, tok.convert_tokens_to_ids(content))
-    spell = _byt5 if spec is None or backend is None else _speller(spec, backend, name)
+    spell = _byt5 if backend is None else _speller(backend, name)
     entries: dict[str, int] = tok.get_vocab()
     tokens: list[bytes | None] = [None] * (max(entries.values(), default=-1) + 1)
-    silent = set(special.values()) | ({_unknown(spec, entries)} if spec else set())
+    silent = set(special.values()) | ({_unknown(backend, entries)} if backend else set())
     for token, i in entries.items():
         if i not in silent:
-            tokens[i] = shown[i].encode() if i in shown and spec is None else spell(shown.get(i, token))
-    fallback = frozenset(i for token, i in entries.items() if BYTE.fullmatch(token)) if spec else frozenset()
+            tokens[i] = shown[i].encode() if i in shown and backend is None else spell(shown.get(i, token))
+    fallback = frozenset(i for token, i in entries.items() if BYTE.fullmatch(token)) if backend else frozenset()
     begins = tok("a")["input_ids"]
     prefix = begins[: next((n for n, i in enumerate(begins) if i not in special.values()), 0)]
     return Vocabulary(
@@ -195,14 +195,18 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     )
 
 
-def _unknown(spec: dict[str, Any], entries: dict[str, int]) -> int | None:
-    model = spec["model"]
-    return model["unk_id"] if "unk_id" in model else entries.get(model.get("unk_token") or "")
+def _unknown(backend: Backend, entries: dict[str, int]) -> int | None:
+    """Return the id of the token for what no other token spells; None where there is none."""
+    model: Any = backend.model
+    if isinstance(model, Unigram):  # which has no attribute for it
+        return json.loads(backend.to_str())["model"]["unk_id"]
+    return entries.get(model.unk_token or "")
 
 
-def _speller(spec: dict[str, Any], backend: Backend, name: str) -> Any:
+def _speller(backend: Backend, name: str) -> Any:
     """Return the function from a token, as the file shows it, to its bytes, by the tokenizer's kind of decoder."""
-    decoder: dict[str, Any] = spec["decoder"] or {"type": "none"}
+    part: Any = backend.decoder
+    decoder: dict[str, Any] = {"type": "none"} if part is None else json.loads(part.__getstate__())
     parts: dict[str, dict[str, Any]] = {d["type"]: d for d in decoder.get("decoders", [decoder])}
     spaced = any(d.get("replacement") == SPACE or d.get("pattern") == {"String": SPACE} for d in parts.values())
     if "ByteLevel" in parts:
@@ -237,11 +241,12 @@ def _alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-LETTERS = _alphabet()
+NO_LETTER = "\uffff"  # stands for characters that are no letters, so that Latin-1 has no byte for them
+LETTERS = dict.fromkeys(range(256), NO_LETTER) | {ord(letter): chr(byte) for letter, byte in _alphabet().items()}
 
 
 def _byte_level(token: str) -> bytes:
     try:
-        return bytes(LETTERS[letter] for letter in token)
-    except KeyError:  # an added token, written as it reads
+        return token.translate(LETTERS).encode("latin-1")
+    except UnicodeEncodeError:  # an added token, written as it reads
         return token.encode()
