@@ -55,17 +55,14 @@ def _inside(node: ast.Module | ast.ClassDef, of: ast.ClassDef | None) -> Iterato
             yield Described(child.name, child.lineno, args, said, of is not None)
 
 
-CONTRACTS = {
-    (each.name, each.args) for file in FILES for each in public_functions(file) if each.of_class and not each.missing
-}
-
-
 def test_arguments_are_described() -> None:
+    functions = [each for file in FILES for each in public_functions(file)]
+    contracts = {(each.name, each.args) for each in functions if each.of_class and not each.missing}
     found = [
         (f"{file.relative_to(SRC)}:{each.line} {each.name}", each)
         for file in FILES
         for each in public_functions(file)
-        if not (each.of_class and (each.name, each.args) in CONTRACTS)
+        if not (each.of_class and (each.name, each.args) in contracts)
     ]
     assert not [f"{place}: {', '.join(each.missing)}" for place, each in found if each.missing]
     assert not [f"{place}: no docstring" for place, each in found if not each.of_class and not each.said]

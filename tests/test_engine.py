@@ -12,7 +12,7 @@ import torch
 import foretoken
 import tiny
 from engines import check_greedy
-from foretoken.core.errors import ContextError
+from foretoken.core.errors import ContextError, ForetokenError
 from foretoken.decode import DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
 from foretoken.vocab.vocabulary import vocabulary
@@ -51,6 +51,20 @@ COMBINATIONS = [
     ("ngram", "chain:4", "exact-match"),
     ("ngram", "kary:2x3", "exact-match"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"tree": "chain:3"}, "tree chain:3 is for draft tokens, and without a drafter there are none: name a drafter"),
+        ({"verifier": "block"}, "leave verifier block out"),
+        ({"law": "iid", "drafter": "none"}, "leave law iid out"),
+        ({"draft_probability": 0.5}, "leave draft_probability 0.5 out"),
+    ],
+)
+def test_what_is_for_draft_tokens_is_refused_without_a_drafter(folders, named, said):
+    with pytest.raises(ForetokenError, match=said):
+        foretoken.load(folders["target"], **named)
 
 
 @pytest.mark.parametrize(("drafter", "tree", "verifier"), one_in(2, COMBINATIONS))

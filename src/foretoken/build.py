@@ -58,6 +58,7 @@ from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
     FIXED,
+    FOR_DRAFTS,
     HEAD,
     KINDS,
     METHODS,
@@ -72,6 +73,7 @@ from foretoken.recipe import (
     SUFFIX,
     VOCABS,
     Recipe,
+    check_drafts,
     check_quantise,
     check_quantise_drafter,
     check_store,
@@ -190,7 +192,9 @@ def load(
 
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
-    named = any(x is not None for x in (tree, verifier, law, draft_probability))
+    given = dict(zip(FOR_DRAFTS, (tree, verifier, law, draft_probability), strict=True))
+    check_drafts(drafter, given)
+    named = any(value is not None for value in given.values())
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
     Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)  # so do these
