@@ -49,7 +49,7 @@ def test_scores_and_greedy_texts(dtype: torch.dtype) -> None:
     drafting = real_shape(dtype, noise=0.05, tied=False)
     texts: dict[str, list[list[int]]] = {}
     for drafter, tree in [
-        (None, "chain:5"),
+        ("none", "chain:5"),
         ("ngram", "chain:4"),
         (drafting, "chain:3"),
         (drafting, "kary:2x3"),

@@ -213,7 +213,7 @@ def test_models(kinds: tuple[str, ...]) -> None:
     texts = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
     assert [check.outcome for check in bit_exact(lm, texts, 0).checks] == [OK, OK]
     found = set[str]()
-    for drafter, tree in [(None, "chain:3"), (packed, "chain:3"), (packed, "kary:2x3"), ("ngram", "chain:4")]:
+    for drafter, tree in [("none", "chain:3"), (packed, "chain:3"), (packed, "kary:2x3"), ("ngram", "chain:4")]:
         engine = foretoken.load(packed, drafter=drafter, tree=tree, max_batch=len(texts))
         results = engine.generate(texts, max_new_tokens=16, temperature=0.0)
         found.add(str([result.token_ids for result in results]))

@@ -408,7 +408,7 @@ def test_every_job_has_its_own_depth(folders, work, method):
     for i, (depth, listener) in enumerate(zip(depths, listeners, strict=True)):
         assert max(step.num_drafted for step in listener.steps) <= (4 if depth is None else depth)
         if method == "fixed" or i >= 4:
-            alike = load(folders, *(["drafter"] if depth != 0 else [None]), tree=f"chain:{depth or 4}")
+            alike = load(folders, "none" if depth == 0 else "drafter", tree=f"chain:{depth or 4}")
             assert listener.ids == alone(alike, *jobs[i]).token_ids
 
 

@@ -61,7 +61,6 @@ BAD = [
     (["generate", "x", "--target", ""], "There is no model '' here"),
     (["generate", "x", "--drafter", ""], "There is no model '' here"),
     (["generate", "x", "--drafter", "none", "--compare"], "--compare runs a drafter beside plain decoding"),
-    (["generate", "x", "--drafter", "none", "--verifier", "block"], "verifier block is for draft tokens, and without"),
     (["generate", "x", "--target", "no/such/model.gguf"], "no/such/model.gguf here: no file or folder has this name"),
     (["generate", "x", "--target", "smollm2"], "There is no model smollm2 here: did you mean smollm2-135m-instruct?"),
     (["generate", "x", "--ray-cpus", "-1"], "ray_cpus is -1"),

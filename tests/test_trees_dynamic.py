@@ -139,7 +139,7 @@ def test_a_seed_gives_the_text_that_it_gives_without_drafts(tree: str) -> None:
     """Nothing is drawn for the children, and each token takes one uniform, drafted or not."""
     prompts = [[3, 1, 4], [1, 5], [9, 2, 6, 5], [3]]
     options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 7}
-    plain = tiny_engine(drafter=None, tree="chain:1").generate(prompts, **options)
+    plain = tiny_engine(drafter="none", tree="chain:1").generate(prompts, **options)
     engine = tiny_engine(tree=tree, verifier="exact-match", law="opaque", drafter=tiny("llama"))
     fast = engine.generate(prompts, **options)
     assert [r.token_ids for r in fast] == [r.token_ids for r in plain]

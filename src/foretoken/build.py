@@ -58,7 +58,6 @@ from foretoken.profile import Profile, read_profile
 from foretoken.recipe import (
     AUTO,
     FIXED,
-    FOR_DRAFTS,
     HEAD,
     KINDS,
     METHODS,
@@ -73,7 +72,6 @@ from foretoken.recipe import (
     SUFFIX,
     VOCABS,
     Recipe,
-    check_drafts,
     check_quantise,
     check_quantise_drafter,
     check_store,
@@ -192,9 +190,12 @@ def load(
 
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
-    given = dict(zip(FOR_DRAFTS, (tree, verifier, law, draft_probability), strict=True))
-    check_drafts(drafter, given)
-    named = any(value is not None for value in given.values())
+    named = any(x is not None for x in (tree, verifier, law, draft_probability))
+    if named and drafter is None:
+        raise ForetokenError(
+            "No drafter is named, and a tree, a verifier, a law and a draft_probability are for draft tokens: add "
+            f"drafter={AUTO!r} or another one, or {NO_DRAFTER!r} for plain decoding."
+        )
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
     Recipe(tree or METHODS[method], verifier, vocab, draft_probability, law, method)  # so do these

@@ -4,7 +4,6 @@ Every name that a user may give is in this file, or in a table that it imports, 
 make the named objects.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -75,7 +74,6 @@ class Kind:
 
 NO_DRAFTER, NGRAM, SUFFIX, OWN, MTP, SAME, HEAD = "none", "ngram", "suffix", "self", "mtp", "same", "head"
 LOOKUPS = (NGRAM, SUFFIX)
-FOR_DRAFTS = ("tree", "verifier", "law", "draft_probability")  # fields of a Recipe that mean nothing without drafts
 ON_STATES = (MTP, HEAD)  # kinds that draft from the target's hidden states
 KINDS = {
     NO_DRAFTER: Kind("decode:no_drafter", "nothing is drafted: plain decoding"),
@@ -185,20 +183,6 @@ def check_alone(drafter: str | None) -> None:
         raise ForetokenError(f"Drafter {drafter} is two in a row, and one is measured here: name one of them.")
 
 
-def check_drafts(drafter: object, named: Mapping[str, object]) -> None:
-    """Refuse what is named for draft tokens where nothing is drafted: it would change nothing, and hide a mistake.
-
-    drafter: as `foretoken.load` takes it.
-    named: tree, verifier, law and draft_probability; None where the user named nothing.
-    """
-    given = [f"{what} {value}" for what, value in named.items() if value is not None]
-    if given and drafter in (None, NO_DRAFTER):
-        raise ForetokenError(
-            f"{given[0]} is for draft tokens, and without a drafter there are none: name a drafter, such as {AUTO}, or "
-            f"leave {given[0]} out."
-        )
-
-
 def check_store(drafter: Any, path: str | PathLike[str] | None) -> None:
     """Refuse a file for the texts of earlier requests if the drafter keeps none, or if it cannot be written.
 
@@ -293,7 +277,6 @@ def check_engine(
     check_choice("compile", compile, COMPILE)
     check_quantise(quantise, target)
     check_store(drafter, suffix_store)
-    check_drafts(drafter, {name: named.get(name) for name in FOR_DRAFTS})
     check_weights(located(target))
     _, drafter = in_a_row(drafter)
     check_quantise_drafter(quantise_drafter, drafter)

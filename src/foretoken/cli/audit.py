@@ -11,7 +11,7 @@ from foretoken.cli.command import command
 from foretoken.cli.options import RecipeOptions, load_engine, resolve_models
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_audited, check_counts, check_sampling, check_seed
-from foretoken.recipe import AUTO, KINDS, LOOKUPS, NGRAM, NO_DRAFTER, SAME, Recipe, check_recipe, in_a_row
+from foretoken.recipe import AUTO, KINDS, LOOKUPS, NGRAM, SAME, Recipe, check_recipe, in_a_row
 
 BRANCHING = "kary:2x3"  # the default tree, which has all that can go wrong
 OTHERS = ("chain:3", "dynamic:14")  # what is audited in its place where the rule is not lossless for its draws
@@ -25,14 +25,12 @@ class AuditedRecipe(RecipeOptions):
     vocab takes one draft token per node; dynamic:14 where a model drafts by law opaque and no verifier is named.
     """
 
-    def usual_tree(self) -> str | None:
-        """Return the name of the default tree: the first one of which the rule takes the draws; None without a drafter.
+    def usual_tree(self) -> str:
+        """Return the name of the default tree: the first one of which the rule takes the draws.
 
         All that the recipe names is known. Where no tree goes with it, loading the engine says why.
         """
         _, drafter = in_a_row(resolve_models(self.target, self.drafter)[1])
-        if drafter == NO_DRAFTER:
-            return None
         # Drafter auto is a lookup or the target's own weights, and only the former go with law opaque by themselves.
         looks_up = drafter in LOOKUPS or (drafter == AUTO and self.law == "opaque")
         kind = self.vocab if self.vocab in KINDS else NGRAM if looks_up else SAME
