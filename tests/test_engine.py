@@ -57,7 +57,7 @@ COMBINATIONS = [
     "named", [{"tree": "chain:3"}, {"verifier": "block"}, {"law": "iid"}, {"draft_probability": 0.5}]
 )
 def test_what_is_for_draft_tokens_is_refused_where_no_drafter_was_named(folders, named):
-    with pytest.raises(ForetokenError, match=r"No drafter is named, .*: add drafter='auto' or another one, or 'none'"):
+    with pytest.raises(ForetokenError, match=r"No drafter is named, .*: name one, such as 'auto', or 'none' for plain"):
         foretoken.load(folders["target"], **named)
     if "tree" in named:
         assert isinstance(foretoken.load(folders["target"], drafter="none", **named).drafter, NoDrafter)
