@@ -193,8 +193,8 @@ def load(
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
     if named and drafter is None:
         raise ForetokenError(
-            "No drafter is named, and a tree, a verifier, a law and a draft_probability are for draft tokens: name one, "
-            f"such as {AUTO!r}, or {NO_DRAFTER!r} for plain decoding."
+            "No drafter is named, and a tree, a verifier, a law and a draft_probability are for draft tokens: name "
+            f"one, such as {AUTO!r}, or {NO_DRAFTER!r} for plain decoding."
         )
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
