@@ -96,8 +96,6 @@ def test_what_does_not_fit_is_told():
         )
     with pytest.raises(ForetokenError, match="both tokenizers"):
         zoo.load_bytes(vocab="tli", tokenizer=None, drafter_tokenizer=None)
-    with pytest.raises(ForetokenError, match="--vocab auto"):
-        zoo.load_bytes()
     with pytest.raises(ForetokenError, match="byte-level BPE"):
         zoo.load_bytes(vocab="tli", drafter_tokenizer=zoo.word_level())
 

@@ -146,8 +146,8 @@ def load(
             texts if `target` is a model object.
         max_batch: the most sequences that are decoded side by side.
         trust_remote_code: whether to run Python code that comes with a model's folder.
-        vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto; needs both tokenizers.
-            auto is tli where 90% of the target's tokens are the drafter's too, else slem.
+        vocab: how a drafter with another vocabulary drafts: tli, slem, slrs, union or auto, the default; needs both
+            tokenizers. auto is tli where 90% of the target's tokens are the drafter's too, else slem.
         drafter_tokenizer: the drafter's, as `tokenizer`; needed with `vocab` if the drafter is a model object.
         compile: "auto" takes the fastest path that needs no waiting: our compiled kernel for the Llama family and
             packed weights for others in float32 and bfloat16 on a CPU, CUDA graphs on a GPU, plain torch elsewhere.
@@ -217,7 +217,7 @@ def load(
     drafter_tokenizer = named_tokenizer(drafter_tokenizer, drafter if has_model else None, trust_remote_code)
     translation = None
     if has_model and drafter is not None:
-        kind, translation = _vocab_method(vocab, tokenizer, drafter_tokenizer, _named(target), _named(drafter))
+        kind, translation = _vocab_method(vocab, tokenizer, drafter_tokenizer)
     elif vocab is not None:
         raise _no_vocab(vocab, drafter, kind)
 
@@ -413,7 +413,7 @@ def _check_beside(drafter: CausalLM, target: CausalLM, alike: bool) -> None:
     if alike and few < PADDED * many:
         raise ForetokenError(
             f"Drafter {drafter.name} has {drafter.vocab_size} tokens and target {target.name} {target.vocab_size}, "
-            f"which is not one vocabulary: pass tokenizer=, drafter_tokenizer= and vocab={AUTO!r}."
+            "which is not one vocabulary: pass tokenizer= and drafter_tokenizer=."
         )
 
 
@@ -422,26 +422,21 @@ def _named(model: str | HFModel) -> str:
 
 
 def _vocab_method(
-    asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None, target_name: str, drafter_name: str
+    asked: str | None, target: Tokenizer | None, drafter: Tokenizer | None
 ) -> tuple[str, Translation | None]:
     """Return the kind of a drafter model: SAME, or the name of a method between vocabularies and their translation.
 
-    asked: the method that was named, AUTO for the best one, None for none. target, drafter: their tokenizers; where one
-        is missing there is nothing to compare, and the caller is responsible.
+    asked: the method that was named; AUTO for the best one, and so is None where there are both tokenizers.
+    target, drafter: their tokenizers; where one is missing there is nothing to compare, and the caller is responsible.
     """
-    both = None if target is None or drafter is None else (target, drafter)
-    if asked is None and both is not None and not same_vocabulary(*both):
-        raise ForetokenError(
-            f"Drafter {drafter_name} has another vocabulary than target {target_name}: add vocab={AUTO!r} "
-            f"(--vocab {AUTO}), choose a drafter with the same tokenizer, or drafter 'ngram', which needs none."
-        )
-    if asked is None:
-        return SAME, None
-    if both is None:
+    if target is None or drafter is None:
+        if asked is None:
+            return SAME, None
         raise ForetokenError(
             f"vocab {asked} needs both tokenizers: pass tokenizer= and drafter_tokenizer= beside model objects."
         )
-    if asked == AUTO and same_vocabulary(*both):
+    best = asked in (None, AUTO)
+    if best and same_vocabulary(target, drafter):
         return SAME, None
-    translation = Translation(*map(vocabulary, both))
-    return advised(common(translation)) if asked == AUTO else asked, translation
+    translation = Translation(vocabulary(target), vocabulary(drafter))
+    return advised(common(translation)) if best else str(asked), translation

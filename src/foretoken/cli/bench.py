@@ -30,7 +30,7 @@ DEFAULT_OUT = "foretoken-bench.jsonl"
 class Compared(options.EngineModels):
     """What is compared.
 
-    drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
+    drafter: Model folder, GGUF file or hub id, with the target's vocabulary or another one; folder of a draft
     head, "self" (the target's own weights in 4 bits), "ngram" (prompt lookup), "auto" (self where the compiled kernel
     runs weights of 16 or 32 bits, else ngram), or "none".
     Default: the demo drafter for the demo target, else auto.

@@ -40,7 +40,7 @@ class Models:
 
     target: Model folder (Hugging Face), GGUF file, hub id, or a name that `foretoken fetch` lists. Default: the demo
         target.
-    drafter: Model folder, GGUF file or hub id with the same vocabulary, or another one with --vocab; folder of a draft
+    drafter: Model folder, GGUF file or hub id, with the target's vocabulary or another one; folder of a draft
     head; "self" (the target's own weights in 4 bits), "mtp" (the layer of multi-token prediction that some models are
     published with), "ngram" (lookup in the text), "suffix" (lookup in the text and in those of earlier requests),
     "suffix+self" and so on (a lookup, then a model where that finds little), "none", or "auto": ngram; but where the
@@ -58,7 +58,7 @@ class Models:
 
 @dataclass(frozen=True)
 class EngineModels(Models):
-    """vocab: How a drafter with another vocabulary drafts: $vocabs. See `foretoken vocab`.
+    """vocab: How a drafter with another vocabulary drafts: $vocabs. Default: auto. See `foretoken vocab`.
     compile: auto: the fastest path that needs no waiting; on a GPU, CUDA graphs. on: also torch.compile, on a GPU and
     where there is no kernel of ours (up to minutes for every new shape, kept on disk). off: plain torch.
     """

@@ -44,8 +44,8 @@ def tune(
     """Measure many trees beside plain decoding, and write the best to a profile.
 
     After each prompt the slower half of them is left out. Measured are chains, with and without a confidence at which
-    they end, trees that branch, and randomised drafting; with --vocab auto also every method for a drafter with another
-    vocabulary.
+    they end, trees that branch, and randomised drafting; for a drafter with another vocabulary every method,
+    unless --vocab names one.
 
     The profile is for --profile of generate and bench, and for foretoken.load(profile=...). Takes minutes; interrupted,
     the same command goes on after the last prompt that was finished. docs/choosing.md says how to read the table.
@@ -74,7 +74,7 @@ def tune(
 
     engine = options.load_engine(**vars(models))
     device = engine.target.lm.device
-    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if models.vocab == AUTO else [str(models.vocab)]
+    vocabs = [] if engine.kind not in VOCABS else list(VOCABS) if models.vocab in (None, AUTO) else [str(models.vocab)]
     tried, ids = candidates(engine, vocabs, temperature), encoded(engine, texts, work.max_new_tokens)
     with_coins = any(recipe.draft_probability is not None for recipe in tried)  # whose drafter has its own thread
     clock = WALL if with_coins else clock_named(device)

@@ -42,7 +42,7 @@ def drafter_lm(engine: Engine, lack: str) -> CausalLM:
     """
     drafter = engine.drafter
     if not isinstance(drafter, LMDrafter) or not isinstance(drafter.lm, CausalLM):
-        raise ForetokenError(f"Drafter {drafter.name} {lack}: name a model folder, --drafter.")
+        raise ForetokenError(f"Drafter {drafter.name} {lack}: name a model with the target's vocabulary, --drafter.")
     return drafter.lm
 
 
