@@ -191,10 +191,10 @@ def load(
     # What is drafted and which rule decides: refused before models are loaded.
     tuned = None if profile is None else read_profile(profile)
     named = any(x is not None for x in (tree, verifier, law, draft_probability))
-    if named and drafter is None:
+    if named and drafter is None and draft_probability is None:  # which says by itself that it needs a drafter
         raise ForetokenError(
-            "No drafter is named, and a tree, a verifier, a law and a draft_probability are for draft tokens: name "
-            f"one, such as {AUTO!r}, or {NO_DRAFTER!r} for plain decoding."
+            "No drafter is named, and a tree, a verifier and a law are for draft tokens: name one, such as "
+            f"{AUTO!r}, or {NO_DRAFTER!r} for plain decoding."
         )
     if tuned is not None and not named:
         tree, verifier, draft_probability = _best(tuned, method)
