@@ -14,10 +14,12 @@ from foretoken import build
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
+from foretoken.models import quantised
 from foretoken.models.load import load_model, load_tokenizer
 from foretoken.models.packed import _bytes_read
 from foretoken.models.panels import PackedLinear
 from foretoken.models.parts import parts
+from foretoken.models.quantised import UnpackableError, pack_quantised
 from gguf_zoo import save_wide
 
 CPU = torch.device("cpu")
@@ -102,6 +104,26 @@ def test_a_drafter_that_cannot_be_packed_drafts_as_it_is(wide_folder: Path, tmp_
     assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
     with pytest.raises(ForetokenError, match="cannot be quantised to q4_1: its layers have no"):
         foretoken.load(wide_folder, drafter=tmp_path, quantise_drafter="q4_1")
+
+
+def test_a_model_of_which_nothing_but_the_head_can_be_packed_is_not_packed_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPT-2 that drafts comes here at every start, and a head takes long."""
+    monkeypatch.setattr(quantised, "_quantised", lambda *_, **__: pytest.fail("weights are quantised"))
+    with pytest.raises(UnpackableError, match="cannot be quantised to q4_k"):
+        pack_quantised(models_zoo.tiny("gpt2"), "q4_k")
+
+
+@pytest.mark.filterwarnings("ignore::foretoken.catalogue.kept.UnkeptWarning")
+@pytest.mark.parametrize(("named", "packed"), [({}, False), ({"quantise_drafter": "q4_k"}, True)])
+def test_nothing_is_packed_anew_at_every_start_unless_asked_for(
+    wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: dict[str, Any], packed: bool
+) -> None:
+    """Where nothing can be kept."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "file" / "home"))
+    assert foretoken.load(wide_folder, drafter=wide_folder, **named).source.model.quantised == packed
 
 
 @pytest.fixture(scope="module")

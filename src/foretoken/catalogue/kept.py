@@ -18,7 +18,7 @@ from foretoken.gguf.split import parts_of
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
 WEIGHTS = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
-FORMAT = 11  # the version of what is kept: raised whenever what is written, or how it is read, changes
+FORMAT = 12  # the version of what is kept: raised whenever what is written, or how it is read, changes
 LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes
 HEADER = 1 << 16  # a file is identified by so many bytes at its beginning
 UNUSED = 30 * 86400  # seconds after the last use of a folder until `drop_unused` removes it
@@ -63,6 +63,13 @@ def nothing_kept() -> bool:
     with suppress(OSError):  # of a folder in which this user may not look
         return not any(path.is_dir() and path != models for path in models.parent.glob("*"))
     return True
+
+
+def can_keep() -> bool:
+    """Whether this user may write in the cache directory, or make it."""
+    folder = models_folder().parent
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    return there.is_dir() and os.access(there, os.W_OK)
 
 
 def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils.generic import ModelOutput
 
-from foretoken.catalogue.kept import WEIGHTS
+from foretoken.catalogue.kept import WEIGHTS, can_keep
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice, few
 from foretoken.core.making import making
@@ -134,7 +134,7 @@ def load_drafter(
     quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: DRAFTING_KIND where that can be done.
     """
     can_be_packed = _stays_packed(device, dtype, compile) and not is_gguf(located(source))
-    if quantise is None and can_be_packed and not trust_remote_code:
+    if quantise is None and can_be_packed and not trust_remote_code and can_keep():
         with suppress(UnpackableError):
             return load_model(source, device, dtype, trust_remote_code, compile, DRAFTING_KIND)
     kind = None if quantise == AS_STORED else quantise

@@ -67,31 +67,35 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     kind: the kind of blocks, a name among models.named.QUANTISED. The LM head gets HEAD_KIND instead, and for q4_k,
         whose blocks have 256 weights, layers whose rows are no multiple of that get q4_1.
 
-    Raises UnpackableError where no layer but the LM head can be quantised.
+    Raises UnpackableError where no layer but the LM head can be quantised; nothing has been then.
     """
     from foretoken.kernel.packing import pack  # imports numba
 
-    last, files, packed = model.get_output_embeddings(), weight_files(), False
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
-        for parent, name in _matrices(model):
-            module = getattr(parent, name)  # or the experts' stack itself
-            weight = (module.weight if isinstance(module, nn.Linear) else module).detach().flatten(0, -2)
-            out, width = weight.shape
-            own = HEAD_KIND if module is last else kind
-            if own == "q4_k" and width % KINDS[own].weights:
-                own = "q4_1"
-            if width % KINDS[own].weights == 0:
-                rows = list(threads.map(partial(_quantised, kind=own), weight.split(PART)))
-                panels = pack(own, np.concatenate(rows))
-                put = setattr if isinstance(module, nn.Linear) else put_stack
-                put(parent, name, PackedLinear(own, panels, width, out, getattr(module, "bias", None)))
-                files.forget(weight)
-                packed |= module is not last
-    if not packed:
+    last, files = model.get_output_embeddings(), weight_files()
+    chosen: list[tuple[nn.Module, str, str]] = []
+    for parent, name in _matrices(model):
+        module = getattr(parent, name)  # or the experts' stack itself
+        width = (module.weight if isinstance(module, nn.Linear) else module).shape[-1]
+        own = HEAD_KIND if module is last else kind
+        if own == "q4_k" and width % KINDS[own].weights:
+            own = "q4_1"
+        if width % KINDS[own].weights == 0:
+            chosen.append((parent, name, own))
+    if all(getattr(parent, name) is last for parent, name, _ in chosen):
         raise UnpackableError(
             f"The weights in {model.name_or_path} cannot be quantised to {kind}: its layers have no nn.Linear with "
             f"rows of multiples of {BLOCK} weights. Leave that option out."
         )
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
+        for parent, name, own in chosen:
+            module = getattr(parent, name)
+            weight = (module.weight if isinstance(module, nn.Linear) else module).detach().flatten(0, -2)
+            out, width = weight.shape
+            rows = list(threads.map(partial(_quantised, kind=own), weight.split(PART)))
+            panels = pack(own, np.concatenate(rows))
+            put = setattr if isinstance(module, nn.Linear) else put_stack
+            put(parent, name, PackedLinear(own, panels, width, out, getattr(module, "bias", None)))
+            files.forget(weight)
     return model
 
 
