@@ -40,6 +40,7 @@ from foretoken.engine import Engine
 from foretoken.measure.pair import LABEL, Pair, as_loaded
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.load import choose_device, choose_dtype, load_model, load_tokenizer
+from foretoken.models.named import AS_STORED
 from foretoken.models.panels import pack
 from foretoken.models.target import LMTarget
 
@@ -250,7 +251,7 @@ def load_expanded(
     options.quiet()
     size = None if expansion is None else SIZES[expansion]
     target, drafter = options.resolve_models(target, drafter)
-    engine = load(target, drafter=drafter, device=device, dtype=dtype)
+    engine = load(target, drafter=drafter, device=device, dtype=dtype, quantise_drafter=AS_STORED)
     options.spare_threads(size or engine.target.lm.model.num_parameters())
     if expansion is not None:
         model = expand(as_loaded(target, engine.target.lm), SIZES[expansion], seed)

@@ -35,7 +35,7 @@ def test_the_tables_hold_the_optima_that_a_fine_grid_finds():
 
 
 def test_coins_and_costs(demo):
-    engine = load(str(demo / "target"), drafter=str(demo / "drafter"))
+    engine = load(str(demo / "target"), drafter=str(demo / "drafter"), quantise_drafter="none")
     assert with_coins(engine, 0.0).drafter == NoDrafter()
     half = with_coins(engine, 0.5).drafter
     assert half.law == Coins(0.5)

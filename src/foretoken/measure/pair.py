@@ -8,7 +8,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from foretoken.build import load, plain, with_recipe
 from foretoken.decode import NoDrafter
-from foretoken.draft.lm import LMDrafter
 from foretoken.draft.lookup import LookupDrafter
 from foretoken.engine import Engine
 from foretoken.measure.methods import Foretoken, Method, Transformers
@@ -63,9 +62,7 @@ def load_pair(
     label = getattr(lm.weights.config, LABEL, "as loaded")
     assistant = None
     if engine.kind == SAME:  # two vocabularies in transformers: see benchmarks/vocab.py
-        assert isinstance(engine.drafter, LMDrafter)
-        assert isinstance(engine.drafter.lm, CausalLM)
-        assistant = theirs_of(str(drafter), engine.drafter.lm)
+        assistant = theirs_of(str(drafter), lm)  # ours may be packed
     return Pair(engine, theirs, assistant, label, sum(p.numel() for p in theirs.parameters()))
 
 
