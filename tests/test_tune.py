@@ -171,6 +171,14 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
     tune.refused("made for another drafter", *bench, "--drafter", "ngram")
 
 
+def test_a_profile_is_for_the_kind_of_blocks_that_it_was_made_with(tune):
+    made = tune.json("tune", *SMALL, "--best", 1, "--quantise-drafter", "none")
+    assert (made["quantise"], made["quantise_drafter"]) == (None, "none")
+    profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--max-new-tokens", 4)
+    tune.good(*profiled, "--quantise-drafter", "none")
+    tune.refused("made for another drafter", *profiled)
+
+
 def test_tune_of_coins_and_of_a_lookup(tune, monkeypatch):
     monkeypatch.setattr(candidates, "num_cores", lambda: 2)
     found = tune.json("tune", *SMALL, "--best", 64)

@@ -68,7 +68,19 @@ class EngineModels(Models):
 
 
 @dataclass(frozen=True)
-class RecipeOptions(EngineModels):
+class PackedModels(EngineModels):
+    """quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
+    quantise_drafter: The same for a drafter model alone, which changes its speed and never the law of the text; none
+    leaves its weights as they are. Default: that of --quantise, else $drafting on a CPU, but not with --dtype or
+    --compile off.
+    """
+
+    quantise: str | None = None
+    quantise_drafter: str | None = None
+
+
+@dataclass(frozen=True)
+class RecipeOptions(PackedModels):
     """What is drafted, and which rule decides.
 
     tree: Token tree: $trees. See docs/trees-and-rules.md.
@@ -98,16 +110,10 @@ class EngineOptions(RecipeOptions):
     profile: Profile file of `foretoken tune`: the best tree and verifier it found, where none are named; method auto
     takes its costs and chooses the depth itself.
     suffix_store: File that keeps the texts of earlier requests, which drafter suffix looks up, for the next run.
-    quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
-    quantise_drafter: The same for a drafter model alone, which changes its speed and never the law of the text; none
-    leaves its weights as they are. Default: that of --quantise, else $drafting on a CPU, but not with --dtype,
-    --compile off or --trust-remote-code.
     """
 
     method: str | None = None
     profile: str | None = None
-    quantise: str | None = None
-    quantise_drafter: str | None = None
     suffix_store: str | None = None
 
     def of(self, model: str | None) -> "EngineOptions":

@@ -34,7 +34,7 @@ class TunedWork(WorkOptions):
 @command
 def tune(
     *,
-    models: options.EngineModels,
+    models: options.PackedModels,
     work: TunedWork,
     temperature: float = 0.8,
     best: int = 3,
@@ -87,6 +87,8 @@ def tune(
         "temperature": temperature,
         "clock": clock,
         "compile": models.compile,
+        "quantise": models.quantise,
+        "quantise_drafter": models.quantise_drafter,
     }
     report = Report("foretoken tune", {**machine(device), **settings})
     with open_journal(f"{out}.part", engine, settings) as journal:
