@@ -158,6 +158,16 @@ def test_a_profile_of_one_source_of_drafts_is_refused_by_every_other(models, tmp
     assert len(set(prints)) == len(prints)
 
 
+@pytest.mark.parametrize(("tree", "verifier"), [("budget:8", "block-transport"), ("chain:3", "string-rejection")])
+def test_a_profile_whose_tree_or_rule_another_drafter_cannot_have_is_named(models, tmp_path, tree, verifier):
+    path = written(models, tmp_path / "p.json", tree, verifier=verifier)
+    for drafter in ("ngram", "auto"):
+        with pytest.raises(
+            ForetokenError, match=r"^Profile .* was made for another drafter: run foretoken tune for this"
+        ):
+            foretoken.load(models[0], drafter=drafter, profile=path, method="fixed")
+
+
 def test_a_command_takes_no_more_threads_than_its_profile_was_made_with(models, tmp_path, monkeypatch):
     profile = written(models, tmp_path / "p.json", "chain:2")
     torch.set_num_threads(2)

@@ -54,7 +54,7 @@ from foretoken.models.parts import parts
 from foretoken.models.target import LMTarget
 from foretoken.models.text import Tokenizer, same_vocabulary
 from foretoken.names import check_ahead, check_pair, first_taken, settled, tree_policy
-from foretoken.profile import Profile, read_profile
+from foretoken.profile import Profile, made_for_another, read_profile
 from foretoken.recipe import (
     AUTO,
     FIXED,
@@ -225,10 +225,15 @@ def load(
         usual = tree or usual_tree(kind, method)
         return Recipe(usual, verifier, kind if kind in VOCABS else None, draft_probability, law, method)
 
-    if drafter == AUTO:  # the loaded target decides between these two, where both are possible
-        kind = first_taken({each: recipe_of(each) for each in (OWN, NGRAM)})
-    else:
-        check_ahead(recipe_of(kind), kind, _named(drafter or NO_DRAFTER))
+    try:
+        if drafter == AUTO:  # the loaded target decides between these two, where both are possible
+            kind = first_taken({each: recipe_of(each) for each in (OWN, NGRAM)})
+        else:
+            check_ahead(recipe_of(kind), kind, _named(drafter or NO_DRAFTER))
+    except ForetokenError as error:
+        if profile is None or named:
+            raise
+        raise made_for_another(profile, "drafter") from error
 
     # The models.
     def causal_lm(read: Callable[..., CausalLM], source: str | HFModel, blocks: str | None) -> CausalLM:

@@ -68,7 +68,7 @@ class Profile:
                 raise ForetokenError(f"Profile {path} was made with {differs} run foretoken tune here.")
         for which, was, now in (("target", self.target, fingerprint(target)), ("drafter", self.drafter, drafter)):
             if was != now:
-                raise ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
+                raise made_for_another(path, which)
 
     def write(self, path: str) -> None:
         """Write the profile to a file at `path`; raises ForetokenError, and leaves no part of it, where that fails."""
@@ -92,6 +92,11 @@ def read_profile(path: str) -> Profile:
         if not good(record[name]):
             raise ForetokenError(f"Profile {path} is damaged, its {name} cannot be: run foretoken tune again.")
     return Profile(**{**record, "extra": tuple(record["extra"])})
+
+
+def made_for_another(path: str, which: str) -> ForetokenError:
+    """Return the error for the profile in the file `path` and another target or drafter, which `which` says."""
+    return ForetokenError(f"Profile {path} was made for another {which}: run foretoken tune for this pair.")
 
 
 def _of_another_version(path: str) -> ForetokenError:
