@@ -77,19 +77,23 @@ def test_a_drafter_model_is_packed_in_4_bits_where_nothing_else_is_named(
     assert of_target == ({named["quantise"], "q8_0"} if "quantise" in named else set())
 
 
-def test_a_drafter_that_runs_in_modules_is_packed_too(wide_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gemma2", "llama"])
+def test_a_drafter_that_runs_in_modules_is_packed_only_where_that_is_asked_for(
+    wide_folder: Path, tmp_path: Path, family: str
+) -> None:
+    """A Llama with heads of 8 numbers runs in modules too, as only loading it shows."""
     tokenizer = load_tokenizer(str(wide_folder))
-    sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96}
-    models_zoo.tiny("gemma2", random_weights=True, **sizes).save_pretrained(tmp_path)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "head_dim": 8}
+    models_zoo.tiny(family, random_weights=True, **sizes).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    engine = foretoken.load(wide_folder, drafter=tmp_path)
-    lm = engine.source.model
-    assert (lm.execution, {x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)}) == (
-        "panels",
-        {"q4_1", "q8_0"},
-    )
-    texts = [e.generate(PROMPTS, max_new_tokens=8, temperature=0.0) for e in (engine, foretoken.load(wide_folder))]
-    assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+    texts = [foretoken.load(wide_folder).generate(PROMPTS, max_new_tokens=8, temperature=0.0)]
+    for named, kinds in ({}, set[str]()), ({"quantise_drafter": "q4_1"}, {"q4_1", "q8_0"}):
+        engine = foretoken.load(wide_folder, drafter=tmp_path, **named)
+        lm = engine.source.model
+        assert lm.execution == "panels"
+        assert {x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)} == kinds
+        texts.append(engine.generate(PROMPTS, max_new_tokens=8, temperature=0.0))
+    assert len({str([result.token_ids for result in results]) for results in texts}) == 1
 
 
 def test_a_drafter_that_cannot_be_packed_drafts_as_it_is(wide_folder: Path, tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ def load(
             q5_1, q5_0, q4_1, q4_k or q4_0 (docs/models-and-hardware.md). It is refused for a target in a GGUF file,
             which is packed as it is.
         quantise_drafter: the kind of blocks for the drafter alone, a model named by folder; "none" leaves its weights
-            as they are. By default that of `quantise`, else q4_k on a CPU, unless a dtype is named, compile is "off" or
-            trust_remote_code is set. It changes speed and acceptance, and never the distribution of the text.
+            as they are. By default that of `quantise`, else q4_k where our kernel runs the drafter, no dtype is named
+            and trust_remote_code is not set. It changes speed and acceptance, never the distribution of the text.
         suffix_store: a file that keeps the texts of drafter suffix for the next process. It is made where there is
             none, and written now and then and when the process ends.
 

@@ -71,8 +71,8 @@ class EngineModels(Models):
 class PackedModels(EngineModels):
     """quantise: Pack the weights of model folders as they are loaded: $kinds. See docs/models-and-hardware.md.
     quantise_drafter: The same for a drafter model alone, which changes its speed and never the law of the text; none
-    leaves its weights as they are. Default: that of --quantise, else $drafting on a CPU, but not with --dtype or
-    --compile off.
+    leaves its weights as they are. Default: that of --quantise, else $drafting where the compiled kernel runs the
+    drafter and no dtype is named.
     """
 
     quantise: str | None = None

@@ -30,6 +30,20 @@ def on_disk(source: str) -> Path | None:
     return folder if folder is not None and any(path.suffix in READ[1:] for path in folder.iterdir()) else None
 
 
+def classes_named(source: str) -> frozenset[str]:
+    """Return the classes that a model's config.json names; none for a file, or an id that was not cached.
+
+    source: the path or the id.
+
+    Raises ForetokenError for a folder whose config.json cannot be read.
+    """
+    folder = on_disk(source)
+    if folder is None or not folder.is_dir():
+        return frozenset()
+    named = _read_object(folder / CONFIG).get("architectures")
+    return frozenset(map(str, named)) if isinstance(named, list) else frozenset()
+
+
 def check_config(folder: str | Path) -> None:
     """Raise ForetokenError for a `folder` whose config.json cannot be read or holds no JSON object."""
     _read_object(Path(folder) / CONFIG)

@@ -26,12 +26,12 @@ from foretoken.models.rotary import rotary_of
 from foretoken.models.skeleton import Skeleton
 
 # The known classes of transformers, by name, since importing them all takes time.
-FAMILY = (
+FAMILY = frozenset((
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM",
     "GemmaForCausalLM", "Gemma3ForCausalLM", "SmolLM3ForCausalLM", "MinistralForCausalLM", "SeedOssForCausalLM",
     "GraniteForCausalLM", "GraniteMoeHybridForCausalLM", "Qwen3MoeForCausalLM", "MixtralForCausalLM",
     "GraniteMoeForCausalLM", "Lfm2ForCausalLM",
-)  # fmt: skip
+))  # fmt: skip
 CURVES = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 ACTIVATIONS = ("SiLUActivation", "SiLU", "GELUTanh")  # the classes of transformers and torch
 # Settings of Gemma's and LFM2's families that the kernel does not have.

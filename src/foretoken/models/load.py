@@ -18,11 +18,11 @@ from foretoken.core.limits import check_choice, few
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import CONFIG, check_weights
+from foretoken.models.folder import CONFIG, check_weights, classes_named
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
-from foretoken.models.llama_kernel import LlamaKernel
+from foretoken.models.llama_kernel import FAMILY, LlamaKernel
 from foretoken.models.named import AS_STORED, AUTO, DRAFTING_KIND, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
@@ -128,15 +128,19 @@ def load_drafter(
 ) -> CausalLM:
     """Return a model that only drafts, quantised where nothing else is named: its draft tokens take half of the time.
 
-    Nothing is quantised by default where quantised weights do not run, and where they cannot be kept for later starts.
+    By default that is so where our kernel runs the model and the result can be kept for later starts. In transformers'
+    modules sums depend on the rows beside a row by the last bit, and rounding to 8 bits behind them can make more of
+    that than another draft token needs, so that a seed's text would depend on the rows beside it.
 
     source, device, dtype, trust_remote_code, compile: as in `load_model`.
     quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: DRAFTING_KIND where that can be done.
     """
-    can_be_packed = _stays_packed(device, dtype, compile) and not is_gguf(located(source))
-    if quantise is None and can_be_packed and not trust_remote_code and can_keep():
+    can_be_packed = _stays_packed(device, dtype, compile) and not trust_remote_code and can_keep()
+    if quantise is None and can_be_packed and not FAMILY.isdisjoint(classes_named(located(source))):
         with suppress(UnpackableError):
-            return load_model(source, device, dtype, trust_remote_code, compile, DRAFTING_KIND)
+            lm = load_model(source, device, dtype, trust_remote_code, compile, DRAFTING_KIND)
+            if isinstance(lm.backend, LlamaKernel):
+                return lm
     kind = None if quantise == AS_STORED else quantise
     return load_model(source, device, dtype, trust_remote_code, compile, kind)
 
