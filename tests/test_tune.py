@@ -172,10 +172,10 @@ def test_tune_writes_a_profile_that_generate_and_bench_take(tune, tmp_path):
 
 
 def test_a_profile_is_for_the_kind_of_blocks_that_it_was_made_with(tune):
-    made = tune.json("tune", *SMALL, "--best", 1, "--quantise-drafter", "none")
-    assert (made["quantise"], made["quantise_drafter"]) == (None, "none")
+    made = tune.json("tune", *SMALL, "--best", 1, "--quantise-drafter", "q8_0")
+    assert (made["quantise"], made["quantise_drafter"]) == (None, "q8_0")
     profiled = ("generate", "ab", "--profile", "foretoken-profile.json", "--max-new-tokens", 4)
-    tune.good(*profiled, "--quantise-drafter", "none")
+    tune.good(*profiled, "--quantise-drafter", "q8_0")
     tune.refused("made for another drafter", *profiled)
 
 
