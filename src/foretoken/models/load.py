@@ -129,8 +129,8 @@ def load_drafter(
     """Return a model that only drafts, quantised where nothing else is named: its draft tokens take half of the time.
 
     By default that is so where our kernel runs the model and the result can be kept for later starts. In transformers'
-    modules sums depend on the rows beside a row by the last bit, and rounding to 8 bits behind them can make more of
-    that than another draft token needs, so that a seed's text would depend on the rows beside it.
+    modules the last bit of a row's sums depends on the rows beside it. Rounding such sums to 8 bits makes that
+    difference large enough to change a draft token now and then, and with it the text of a seed.
 
     source, device, dtype, trust_remote_code, compile: as in `load_model`.
     quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: DRAFTING_KIND where that can be done.
