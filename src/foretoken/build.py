@@ -1,8 +1,8 @@
 """Building an engine from what a caller names: models, a drafter, a tree, a rule."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -40,11 +40,11 @@ from foretoken.models.load import (
     choose_dtype,
     drafts_itself,
     eos_ids,
-    for_drafting,
     lay_out_ahead,
     load_drafter,
     load_model,
     load_own,
+    may_pack_drafter,
     named_tokenizer,
     wrap_model,
 )
@@ -236,12 +236,12 @@ def load(
         raise made_for_another(profile, "drafter") from error
 
     # The models.
-    def causal_lm(read: Callable[..., CausalLM], source: str | HFModel, blocks: str | None) -> CausalLM:
+    def causal_lm(source: str | HFModel, blocks: str | None) -> CausalLM:
         if isinstance(source, str):
-            return read(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)
+            return load_model(source, chosen_device, chosen_dtype, trust_remote_code, compile, blocks)
         return wrap_model(source, compile)
 
-    model = causal_lm(load_model, target, quantise)
+    model = causal_lm(target, quantise)
     models_run()
     if drafter == AUTO:
         if not drafts_itself(model, target):
@@ -260,7 +260,8 @@ def load(
     elif kind == OWN:
         lm = load_own(model, target, own_kind(drafter) or DRAFTING_KIND, trust_remote_code)
     elif has_model and drafter is not None:
-        lm = for_drafting(causal_lm(load_drafter, drafter, quantise_drafter or quantise))
+        by_default = may_pack_drafter(drafter, chosen_device, chosen_dtype, trust_remote_code, compile)
+        lm = load_drafter(partial(causal_lm, drafter), quantise_drafter or quantise, by_default)
         _check_beside(lm, model, alike=kind == SAME and None in (tokenizer, drafter_tokenizer))
 
     # The engine of them.

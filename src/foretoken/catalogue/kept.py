@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from foretoken.catalogue.known import models_folder
+from foretoken.core.errors import ForetokenError
+from foretoken.core.files import check_folder
 from foretoken.gguf.split import parts_of
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
@@ -67,9 +69,11 @@ def nothing_kept() -> bool:
 
 def can_keep() -> bool:
     """Whether this user may write in the cache directory, or make it."""
-    folder = models_folder().parent
-    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    return there.is_dir() and os.access(there, os.W_OK)
+    try:
+        check_folder(models_folder().parent)
+    except ForetokenError:
+        return False
+    return True
 
 
 def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | None:

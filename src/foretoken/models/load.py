@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -118,31 +119,34 @@ def load_model(
     return CausalLM(model, source, _traced(compile, device), compiled=compile == ON)
 
 
-def load_drafter(
-    source: str,
-    device: torch.device,
-    dtype: torch.dtype | None = None,
-    trust_remote_code: bool = False,
-    compile: str = AUTO,
-    quantise: str | None = None,
-) -> CausalLM:
-    """Return a model that only drafts, quantised where nothing else is named: its draft tokens take half of the time.
+def load_drafter(load: Callable[[str | None], CausalLM], quantise: str | None, by_default: bool) -> CausalLM:
+    """Load a model that only drafts, and make it fast for that by `for_drafting`.
 
-    By default that is so where our kernel runs the model and the result can be kept for later starts. In transformers'
-    modules the last bit of a row's sums depends on the rows beside it. Rounding such sums to 8 bits makes that
-    difference large enough to change a draft token now and then, and with it the text of a seed.
-
-    source, device, dtype, trust_remote_code, compile: as in `load_model`.
-    quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: DRAFTING_KIND where that can be done.
+    load: loads it with its linear layers quantised to a kind of blocks, or with None as they are.
+    quantise: the kind of blocks; AS_STORED leaves the weights as they are; None: what is the default.
+    by_default: whether that may be DRAFTING_KIND, see `may_pack_drafter`; it is where our kernel runs the model, in
+        half of the time. In transformers' modules the last bit of a row's sums depends on the rows beside it. Rounding
+        such sums to 8 bits makes that difference large enough to change a draft token now and then, and with it the
+        text of a seed.
     """
-    can_be_packed = _stays_packed(device, dtype, compile) and not trust_remote_code and can_keep()
-    if quantise is None and can_be_packed and not FAMILY.isdisjoint(classes_named(located(source))):
+    if quantise is None and by_default:
         with suppress(UnpackableError):
-            lm = load_model(source, device, dtype, trust_remote_code, compile, DRAFTING_KIND)
+            lm = load(DRAFTING_KIND)
             if isinstance(lm.backend, LlamaKernel):
-                return lm
-    kind = None if quantise == AS_STORED else quantise
-    return load_model(source, device, dtype, trust_remote_code, compile, kind)
+                return for_drafting(lm)
+    return for_drafting(load(None if quantise == AS_STORED else quantise))
+
+
+def may_pack_drafter(
+    source: object, device: torch.device, dtype: torch.dtype | None, trust_remote_code: bool, compile: str
+) -> bool:
+    """Whether a drafter may be quantised where no kind of blocks is named, and kept so for later starts.
+
+    source, device, dtype, trust_remote_code, compile: as in `load_model`; a model object is none that may.
+    """
+    if not isinstance(source, str) or trust_remote_code or not _stays_packed(device, dtype, compile):
+        return False
+    return not FAMILY.isdisjoint(classes_named(located(source))) and can_keep()
 
 
 def _stays_packed(device: torch.device, dtype: torch.dtype | None, compile: str) -> bool:

@@ -95,7 +95,7 @@ def share_read(drafter: CausalLM, target: CausalLM) -> float:
 
     drafter, target: the models.
     """
-    alike = drafter.execution == target.execution and drafter.quantised >= target.quantised
+    alike = drafter.execution == target.execution and (drafter.quantised or not target.quantised)
     read, of_target = _bytes_read(drafter.weights), _bytes_read(target.weights)
     return read / of_target if alike and read and of_target else 0.0
 

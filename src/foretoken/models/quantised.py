@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -74,8 +74,8 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     last, files = model.get_output_embeddings(), weight_files()
     chosen: list[tuple[nn.Module, str, str]] = []
     for parent, name in _matrices(model):
-        module = getattr(parent, name)  # or the experts' stack itself
-        width = (module.weight if isinstance(module, nn.Linear) else module).shape[-1]
+        module = getattr(parent, name)
+        width = _weight(module).shape[-1]
         own = HEAD_KIND if module is last else kind
         if own == "q4_k" and width % KINDS[own].weights:
             own = "q4_1"
@@ -89,7 +89,7 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # numpy lets other threads work meanwhile
         for parent, name, own in chosen:
             module = getattr(parent, name)
-            weight = (module.weight if isinstance(module, nn.Linear) else module).detach().flatten(0, -2)
+            weight = _weight(module).detach().flatten(0, -2)
             out, width = weight.shape
             rows = list(threads.map(partial(_quantised, kind=own), weight.split(PART)))
             panels = pack(own, np.concatenate(rows))
@@ -109,6 +109,11 @@ def _matrices(model: HFModel) -> list[tuple[nn.Module, str]]:
         elif is_mixture(module):
             found += [(module.get_submodule("experts"), name) for name in STACKS]
     return found
+
+
+def _weight(matrix: nn.Module | Tensor) -> Tensor:
+    """Return the weight of a linear layer; a stack of experts is one itself."""
+    return matrix.weight if isinstance(matrix, nn.Linear) else cast(Tensor, matrix)
 
 
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
