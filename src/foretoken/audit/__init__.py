@@ -71,7 +71,7 @@ def one_node(rules: list[Verifier], seed: int, progress: Callable[[str], None]) 
         lossless = exact.laws_of(rule)
         measured = [exact.measure(rule, law, pairs) for law in lossless]
         worst = max(m.worst for m in measured)
-        laws = ", ".join(dict.fromkeys(map(exact.law_text, lossless)))
+        laws = exact.laws_text(lossless)
         detail = f"worst {worst:.1e}; laws {laws}"
         outcome = verdict(all(m.exact for m in measured))
         if isinstance(rule, Approximate):
@@ -101,8 +101,8 @@ def whole_decodings(rules: list[Verifier], seed: int, progress: Callable[[str], 
         progress(f"enumerating whole decodings with {rule.name}")
         measured = [decoding.measure(rule, family, shape, seed) for family, shape in decoding.cases(rule)]
         worst = max(m.worst for m in measured)
-        trees = sorted({m.tree for m in measured})
-        detail = f"worst {worst:.1e}; {len(measured)} pairs of a law and a tree: {', '.join(trees)}"
+        trees = ", ".join(sorted({m.tree.partition(":")[0] for m in measured}))
+        detail = f"worst {worst:.1e}; {len(measured)} pairs of a law and a tree ({trees})"
         outcome = verdict(worst <= exact.TOLERANCE)
         untested = sorted({m.tree for m in measured if m.accepted == 0})
         if untested:

@@ -74,10 +74,13 @@ def laws_of(rule: Verifier) -> list[Law]:
     return [law for law in (*laws, *RANDOM) if rule.accepts(law)]
 
 
-def law_text(law: Law) -> str:
-    """Return a law as the report writes it, such as "iid(2)"; "iid(0..2)" where the number of draws is random."""
-    few = "0.." if isinstance(law, IID) and law.counts is not None else ""
-    return f"{law.name}({few}{law.k})"
+def laws_text(laws: list[Law]) -> str:
+    """Return laws as the report writes them, such as "iid(1, 2, 0..2), hub(1)"; 0..2 is a random number of draws."""
+    draws: dict[str, dict[str, None]] = {}
+    for law in laws:
+        few = "0.." if isinstance(law, IID) and law.counts is not None else ""
+        draws.setdefault(law.name, {})[f"{few}{law.k}"] = None
+    return ", ".join(f"{name}({', '.join(numbers)})" for name, numbers in draws.items())
 
 
 def measure(rule: Verifier, law: Law, pairs: list[Pair]) -> Deviation:

@@ -102,9 +102,9 @@ def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | Non
                 _make(make, folder, origin)
     except OSError as error:
         warnings.warn(
-            f"What was made of {source} cannot be kept in {folder.parent} ({error.strerror or error}), so that every "
-            "start makes it anew: free some space there, or name a directory with room that can be written in "
-            "FORETOKEN_HOME.",
+            f"Every start takes longer, since what is made of {source} for the next ones cannot be kept in "
+            f"{folder.parent} ({error.strerror or error}): free some space there, or name a directory with room that "
+            "can be written in FORETOKEN_HOME.",
             UnkeptWarning,
             stacklevel=2,
         )

@@ -136,7 +136,8 @@ def _invalid(errors: Sequence[Any], body: Any) -> ApiError:
     elif kind == "missing":
         said = f"{place} is missing: it must be given."
     else:
-        said = f"{place} is not what it must be: {' or '.join(wanted).replace('Input should be ', '')}."
+        said = f"{place} is refused: {' or '.join(wanted)}.".replace("is refused: Input should be ", "must be ")
+        said = said.replace("Input should be ", "")
     return ApiError(400, said, place)
 
 

@@ -23,8 +23,8 @@ def read_tree(spec: str) -> Read:
     """
     kind, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     if kind not in TREES or not colon:
-        grammar = "; ".join(f"{form.write}, {form.meaning}" for form in TREES.values())
-        raise ForetokenError(f"Unknown tree {shown(spec)}: choose {grammar}.")
+        known = ", ".join(form.write for form in TREES.values())
+        raise ForetokenError(f"Unknown tree {shown(spec)}: choose {known}; docs/trees-and-rules.md says what each is.")
     return kind, TREES[kind].read(rest)
 
 
@@ -193,7 +193,7 @@ class Form(NamedTuple):
     """How trees of one kind are named.
 
     write: what users write, with letters for its numbers.
-    meaning: what it means, in the tables of the documentation and in errors.
+    meaning: what it means, in the tables of the documentation.
     read: what reads the part of the name after the colon, and returns the arguments of what makes the tree.
     """
 
