@@ -130,6 +130,22 @@ def test_fewer_threads_that_were_slower_are_not_tried_at_first_in_larger_forward
     assert machine.run(100, rows=256)[-1] == 1
 
 
+def test_what_was_tried_in_one_size_is_tried_less_in_the_others() -> None:
+    machine = Machine({1: 1.9, 2: 1.0})
+    chosen = [threads for rows in (1, 2, 4, 8, 16) for threads in machine.run(40, rows=rows)]
+    assert chosen.count(1) <= 5
+
+
+def test_another_model_that_gains_nothing_by_threads_does_not_have_one_thread_tried() -> None:
+    """A drafter takes as long in one thread, at every step before its target reads the next prompt."""
+    machine = Machine({1: 1.9, 2: 1.0})
+    machine.run(2 * TRIALS)
+    machine.seconds = {1: 1.0, 2: 1.0}
+    machine.run(20, choice=machine.new_choice())
+    machine.seconds = {1: 1.9, 2: 1.0}
+    assert set(machine.run(5, rows=64)) == {2}
+
+
 @pytest.mark.parametrize("slower", [1.1, 1.5])
 def test_noise_changes_little(slower: float) -> None:
     """Times vary by a tenth, and one forward in twenty takes twice as long: the best number runs most."""

@@ -7,7 +7,7 @@ Results do not depend on the number of threads: threads share out columns and he
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,8 +16,9 @@ from foretoken.kernel.compile import compilations, use_threads
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find weights not in the cache
 # A number of threads that is not chosen is tried again when the trial is expected to cost this share of the time since
 # its last one. The share is a quarter at first, so that a number that another program slowed down in the beginning is
-# tried again soon, and 1% in the long run: where other programs take all cores, two threads may need a hundred times as
-# long as one, since in every step of every layer each waits until the other gets a core again.
+# tried again soon. It halves with every trial, whatever the size of the forward, down to 1% in the long run: where
+# other programs take all cores, two threads may need a hundred times as long as one, since in every step of every layer
+# each waits until the other gets a core again.
 SOON, SELDOM = 0.25, 0.01
 NEWEST = 0.25  # weight of the newest time in the estimate, where it is not faster
 # A number of threads that took so many times as long as the best is not tried at first for other sizes: 4 times where
@@ -34,14 +35,11 @@ class Trials:
     last: the time that forwards of the size had taken when the last of these ended, in any number of threads, in
         seconds.
     seconds: the estimated time of a forward, in seconds.
-    share: while another number is chosen, this one is tried again when that costs no more than this share of the time
-        of all forwards of the size since `last`; it halves with every such trial, down to SELDOM.
     """
 
     count: int = 0
     last: float = 0.0
     seconds: float = float("inf")
-    share: float = SOON
 
 
 @dataclass
@@ -67,29 +65,6 @@ class Size:
     by_threads: dict[int, Trials]
     seconds: float = 0.0
 
-    def choose(self, levels: int, slowness: Mapping[int, float]) -> int:
-        """Return the number of threads in which the next forwards run.
-
-        levels: number of these forwards.
-        slowness: as in ThreadChoice.
-        """
-        usual = min(slowness, key=lambda threads: slowness[threads], default=0)
-        untried = {
-            threads: trials.count
-            for threads, trials in self.by_threads.items()
-            if trials.count < TRIALS and slowness.get(threads, 1.0) < (TOO_FEW if threads < usual else HOPELESS)
-        }
-        if untried:  # in turn, so that another program slows down all numbers alike
-            return min(untried, key=lambda threads: untried[threads])
-        best = min(self.by_threads, key=lambda threads: self.by_threads[threads].seconds)
-        for threads, trials in self.by_threads.items():
-            seconds = trials.seconds if trials.count else slowness[threads] * self.by_threads[best].seconds
-            cost = levels * seconds
-            if threads != best and cost <= trials.share * (self.seconds - trials.last):
-                trials.share = max(trials.share / 2, SELDOM)
-                return threads
-        return best
-
 
 SLOWNESS: dict[int, float] = {}  # shared by all models of this process
 
@@ -101,12 +76,17 @@ class ThreadChoice:
     clock: gives seconds of time as it passes, whatever runs.
     slowness: per number of threads, how many times as long as in the best number forwards took lately, of whichever
         size and model: another program slows down all of them alike.
+    own: the same of this model alone, which counts where it is known: a small model gains less by threads.
     sizes: the forwards so far, by the bit length of their number of rows.
+    shares: per number of threads that is not chosen: it is tried again when that costs no more than this share of the
+        time that forwards of the size have taken since it last ran.
     """
 
     clock: Callable[[], float] = time.perf_counter
     slowness: dict[int, float] = field(default_factory=lambda: SLOWNESS)
+    own: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, Size] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
 
     @contextmanager
     def forward(self, most: int, rows: int, levels: int = 1) -> Iterator[Run]:
@@ -123,7 +103,7 @@ class ThreadChoice:
             return
         numbers = [started >> halvings for halvings in range(started.bit_length())]
         size = self.sizes.setdefault(rows.bit_length(), Size({threads: Trials() for threads in numbers}))
-        threads, start = size.choose(levels, self.slowness), self.clock()
+        threads, start = self._choose(size, levels), self.clock()
         compiled = compilations()[0]
         run = Run(threads, levels)  # one thread is 1 here, since for None all would be compiled anew
         yield run
@@ -135,4 +115,28 @@ class ThreadChoice:
         trials.last, trials.count = size.seconds, trials.count + 1
         # A faster forward counts at once, since other programs make forwards slower only; a slower one for a part.
         trials.seconds = each if each < trials.seconds else trials.seconds + NEWEST * (each - trials.seconds)
-        self.slowness[threads] = trials.seconds / min(known.seconds for known in size.by_threads.values())
+        slowness = trials.seconds / min(known.seconds for known in size.by_threads.values())
+        self.slowness[threads] = self.own[threads] = slowness
+
+    def _choose(self, size: Size, levels: int) -> int:
+        """Return the number of threads in which the next forwards run.
+
+        size: what is known of forwards of their size. levels: number of these forwards.
+        """
+        slowness = {**self.slowness, **self.own}
+        usual = min(slowness, key=lambda threads: slowness[threads], default=0)
+        untried = {
+            threads: trials.count
+            for threads, trials in size.by_threads.items()
+            if trials.count < TRIALS and slowness.get(threads, 1.0) < (TOO_FEW if threads < usual else HOPELESS)
+        }
+        if untried:  # in turn, so that another program slows down all numbers alike
+            return min(untried, key=lambda threads: untried[threads])
+        best = min(size.by_threads, key=lambda threads: size.by_threads[threads].seconds)
+        for threads, trials in size.by_threads.items():
+            seconds = trials.seconds if trials.count else slowness[threads] * size.by_threads[best].seconds
+            share = self.shares.get(threads, SOON)
+            if threads != best and levels * seconds <= share * (size.seconds - trials.last):
+                self.shares[threads] = max(share / 2, SELDOM)
+                return threads
+        return best
