@@ -42,7 +42,7 @@ class Vocabulary:
     special: {content: id} of the special tokens.
     bos, eos: ids of begin-of-text and end-of-text; None where there is none.
     prefix: the ids with which the tokenizer begins every text, such as begin-of-text; may be empty.
-    backend: the part of the tokenizer that splits text; None for ByT5.
+    backend: the part of the tokenizer that splits text, which may be the tokenizer's own; None for ByT5.
     fallback: ids of tokens such as <0x0A>; where another token spells the same byte, that one is preferred.
     """
 
@@ -170,10 +170,10 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None and type(tokenizer).__name__ != "ByT5Tokenizer":
         raise _no_bytes(name, type(tokenizer).__name__)
-    backend = None
-    if fast is not None:
-        backend = Backend.from_str(fast.to_str())
-        backend.no_truncation()  # the caller's own stays as it is
+    backend = fast
+    if fast is not None and (fast.truncation or fast.padding):
+        backend = Backend.from_str(fast.to_str())  # the caller's own stays as it is
+        backend.no_truncation()
         backend.no_padding()
     special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
     added = [i for i, t in tok.added_tokens_decoder.items() if not t.special]
