@@ -42,7 +42,7 @@ class Vocabulary:
     special: {content: id} of the special tokens.
     bos, eos: ids of begin-of-text and end-of-text; None where there is none.
     prefix: the ids with which the tokenizer begins every text, such as begin-of-text; may be empty.
-    backend: the part of the tokenizer that splits text, which may be the tokenizer's own; None for ByT5.
+    backend: the part of the tokenizer that splits text; None for ByT5.
     fallback: ids of tokens such as <0x0A>; where another token spells the same byte, that one is preferred.
     """
 
@@ -121,7 +121,10 @@ class Vocabulary:
         return ids
 
     def _own(self, text: str) -> list[int] | None:
-        """Return the tokenizer's own ids for `text`; None where they spell something else, or there is no backend."""
+        """Return the tokenizer's own ids for `text`; None where there is no backend, or they spell something else.
+
+        They do where a caller who uses the same tokenizer has it truncate or pad.
+        """
         if self.backend is None:
             return None
         want = text.encode()
@@ -167,14 +170,9 @@ def vocabulary(tokenizer: Tokenizer, name: str = "") -> Vocabulary:
     """
     tok: Any = tokenizer  # whose stubs promise less than it does
     name = name or tok.name_or_path or type(tokenizer).__name__
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None and type(tokenizer).__name__ != "ByT5Tokenizer":
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None and type(tokenizer).__name__ != "ByT5Tokenizer":
         raise _no_bytes(name, type(tokenizer).__name__)
-    backend = fast
-    if fast is not None and (fast.truncation or fast.padding):
-        backend = Backend.from_str(fast.to_str())  # the caller's own stays as it is
-        backend.no_truncation()
-        backend.no_padding()
     special = {str(t): i for i, t in tok.added_tokens_decoder.items() if t.special}
     added = [i for i, t in tok.added_tokens_decoder.items() if not t.special]
     shown = dict(zip(added, tok.convert_ids_to_tokens(added), strict=True))  # which a normaliser may have changed
