@@ -12,7 +12,7 @@ from serving import NAME, save_pair, save_target, served, toy_engine
 from snippets import PAGES, ROOT, blocks
 
 WHOLE = ("README.md", "docs/quickstart.md", "docs/trees-and-rules.md")
-SERVING, CONTRIBUTING = "docs/serving.md", "CONTRIBUTING.md"
+SERVING, CONTRIBUTING, EXTENDING = "docs/serving.md", "CONTRIBUTING.md", "docs/extending.md"
 OF_A_CLIENT = 4  # the first blocks of the server's page; one of an ASGI app and one that needs Ray follow
 PLACE = "http://127.0.0.1:8000"
 
@@ -26,7 +26,7 @@ def of_server(code: str, url: str) -> str:
 
 def test_no_page_with_python_is_left_out() -> None:
     there = {str(page.relative_to(ROOT)) for page in PAGES if blocks(page, "python")}
-    assert there == {*WHOLE, SERVING, CONTRIBUTING}
+    assert there == {*WHOLE, SERVING, CONTRIBUTING, EXTENDING}
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""What CONTRIBUTING.md shows: a rule, a tree, a drafter and a benchmark are added here, and decode losslessly."""
+"""What docs/extending.md shows: a rule, a tree, a drafter and a benchmark are added here, and decode losslessly."""
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -12,26 +13,20 @@ import foretoken
 from benchmarks import __main__ as benchmarks
 from engines import check_greedy
 from foretoken.build import with_recipe
-from foretoken.core.laws import IID, Law, Opaque
-from foretoken.core.policy import TreePolicy
-from foretoken.core.shapes import Float
-from foretoken.core.tree import Siblings, TreeBuilder
-from foretoken.core.verifier import LawFamily
-from foretoken.draft.source import Source
+from foretoken.core.laws import IID
+from foretoken.core.tree import Siblings
 from foretoken.names import MADE_BY
 from foretoken.recipe import KINDS, Kind, Recipe
 from foretoken.trees import forms
-from foretoken.trees.static import StaticTree
 from foretoken.verify import VERIFIERS
-from foretoken.verify.rejection import Standard
 from snippets import ROOT, blocks
 
-# Mixed, comb and echo, as the page has them behind its first block, which test_core_decoding.py compares.
-SHOWN = {"dataclass": dataclass, "LawFamily": LawFamily, "IID": IID, "Law": Law, "Float": Float, "Tensor": torch.Tensor,
-         "Siblings": Siblings, "Standard": Standard, "StaticTree": StaticTree, "Source": Source,
-         "TreePolicy": TreePolicy, "TreeBuilder": TreeBuilder, "Opaque": Opaque}  # fmt: skip
-for code in blocks(ROOT / "CONTRIBUTING.md", "python")[1:]:
-    exec(compile(code, "CONTRIBUTING.md", "exec"), SHOWN)
+# Mixed, comb and echo, as the page has them.
+SHOWN: dict[str, Any] = {}
+for code in blocks(ROOT / "docs" / "extending.md", "python"):
+    alone: dict[str, Any] = {}  # a block has all of its imports
+    exec(compile(code, "docs/extending.md", "exec"), alone)
+    SHOWN |= alone
 
 
 @pytest.fixture

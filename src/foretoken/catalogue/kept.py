@@ -103,8 +103,8 @@ def kept(source: Path, section: str, make: Callable[[Path], None]) -> Path | Non
     except OSError as error:
         warnings.warn(
             f"Every start takes longer, since what is made of {source} for the next ones cannot be kept in "
-            f"{folder.parent} ({error.strerror or error}): free some space there, or name a directory with room that "
-            "can be written in FORETOKEN_HOME.",
+            f"{folder.parent} ({error.strerror or error}): name a directory with room, in which this "
+            "program may write, in FORETOKEN_HOME.",
             UnkeptWarning,
             stacklevel=2,
         )

@@ -78,7 +78,7 @@ def run(command: Callable[[], object]) -> None:
     except UsageError as error:
         if said := error.format_message():
             where = f" See {error.ctx.command_path} --help." if error.ctx else ""
-            print(f"foretoken: {said.rstrip('.')}.{where}", file=sys.stderr)
+            print(f"foretoken: {said.rstrip('.')}{'' if said.endswith('?') else '.'}{where}", file=sys.stderr)
         sys.exit(2)
     except ForetokenError as error:
         print(f"foretoken: {error}", file=sys.stderr)
