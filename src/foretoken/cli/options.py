@@ -350,7 +350,7 @@ def quiet() -> None:
 @cache
 def tell_of_compiling() -> None:
     """Print, once per process, that loops are being compiled."""
-    print("foretoken: compiling machine code, which is kept: seconds, at the first start up to a minute", file=sys.stderr)
+    print("foretoken: compiling machine code, which is kept: seconds, or a minute at the first start", file=sys.stderr)
 
 
 def spare_threads(num_parameters: int) -> None:

@@ -129,7 +129,7 @@ def _invalid(errors: Sequence[Any], body: Any) -> ApiError:
     if kind == "string_unicode" and not place:
         return ApiError(400, "The name of a field is not valid Unicode: leave the field out.")
     if not place and kind != "extra_forbidden":
-        return ApiError(400, "The body was not read as a JSON object: send one, with the header content-type: application/json.")
+        return ApiError(400, "The body is read as no JSON object: send one, with content-type: application/json.")
     if kind == "extra_forbidden":
         shown = place if place.strip() else repr(place)
         said = f"Unknown field {shown}: this server has no such field; docs/serving.md lists those that it has."
