@@ -6,7 +6,6 @@ import torch
 import foretoken
 import tiny
 from engines import check_batch, check_greedy
-from foretoken.core.errors import ForetokenError
 from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
@@ -78,18 +77,3 @@ SEEDED = [
 @pytest.mark.parametrize(("kind", "tree"), SEEDED)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
     check_batch(load(folders, kind, tree=tree, max_batch=2), PROMPTS[1:], 12)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("eagle", {"vocab": "tli"}, "leave vocab"),
-        ("eagle", {"tree": "product:20"}, "needs parallel ones"),
-        ("medusa", {"tree": "product:20", "verifier": "rrsw"}, "which needs verifier exact-match with law opaque"),
-        ("eagle", {"tree": "ranked:20"}, "Unknown tree ranked:20"),
-        ("medusa", {"tree": "kary:2x2", "verifier": "standard"}, "not lossless for law"),
-    ],
-)
-def test_refused(folders, kind, options, message):
-    with pytest.raises(ForetokenError, match=message):
-        load(folders, kind, **options)

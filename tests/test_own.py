@@ -236,22 +236,6 @@ def test_a_drafter_that_fails_costs_speed_only(
         check_greedy(engine, TEXTS, 16)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compile": "off"}, "a target that our CPU kernel runs.*runs by modules: choose drafter ngram"),
-        ({"vocab": "tli"}, "vocab tli is for a drafter model with a vocabulary, and drafter self has its target's"),
-        ({"tree": "product:20"}, "product:20 is for draft heads"),
-        ({"drafter": "self:q9"}, "Drafter self:q9 names no known kind of blocks: choose self:q8_0 or self:"),
-        ({"drafter": "self:"}, "Drafter self: names no known kind of blocks"),
-        ({"draft_probability": 0.5, "tree": "chain:3"}, "drafter self works in its cache: name a model"),
-    ],
-)  # fmt: skip
-def test_what_it_cannot_do_is_told(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ForetokenError, match=message):
-        load(folders["llama"], **options)
-
-
 def test_widths_that_no_block_divides_are_refused(tmp_path: Path) -> None:
     narrow = tiny("llama", random_weights=True, hidden_size=48, intermediate_size=48, num_attention_heads=3,
                   num_key_value_heads=1, head_dim=16)  # fmt: skip

@@ -8,12 +8,11 @@ from torch import Tensor
 
 import foretoken
 import tiny
-from engines import check_batch, check_greedy, demo_engine
+from engines import check_batch, check_greedy
 from foretoken.audit import enumerate as exact
 from foretoken.audit.decoding import Decoding
 from foretoken.audit.enumerate import TOLERANCE
 from foretoken.audit.table import TableLM, random_table
-from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Coins, outcomes
 from foretoken.core.random import seeded
@@ -190,26 +189,3 @@ def test_under_the_controller(models):
     # Which tokens are drawn above temperature 0 depends on what the clock said, so that a text may end early.
     results = engine.generate(PROMPTS, max_new_tokens=30, seed=0)
     assert all(len(r.token_ids) == 30 or r.finish_reason == "stop" for r in results)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"drafter": "ngram"}, "needs a drafter that gives each token a probability"),
-        ({"drafter": None}, "needs a drafter that gives each token a probability"),
-        ({"draft_probability": -0.1}, r"must be in \[0, 1\]"),
-        ({"law": "without_replacement"}, "makes i.i.d. draws"),
-        ({"verifier": "hub", "tree": "kary:2x2"}, "not lossless for law iid"),
-        ({"verifier": "randomised", "tree": "kary:2x2"}, "not lossless for law iid"),
-    ],
-)
-def test_what_does_not_fit_is_refused(models, options, message):
-    with pytest.raises(ForetokenError, match=message):
-        foretoken.load(
-            models[0], **{"drafter": models[1], "tokenizer": tiny.tokenizer(), "draft_probability": 0.5, **options}
-        )
-
-
-def test_a_head_is_refused_for_what_it_reads():
-    with pytest.raises(ForetokenError, match="beside the target, and a head reads its hidden states"):
-        demo_engine(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:3", draft_probability=0.5)
