@@ -28,7 +28,6 @@ def folders(demo, tmp_path_factory):
         "target": str(demo / "target"),
         "drafter": str(demo / "drafter"),
         "padded": tiny.save(tiny.llama(2, vocab=272), root / "padded"),
-        "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
     }
 
 
@@ -57,12 +56,6 @@ COMBINATIONS = [
 def test_greedy_text_is_the_plain_text(folders, drafter, tree, verifier):
     results = check_greedy(load(folders, drafter, tree=tree, verifier=verifier), PROMPTS, 40)
     assert drafter == "ngram" or sum(r.stats.num_accepted for r in results) > 0
-
-
-def test_a_drafter_with_another_vocabulary_needs_no_option(folders):
-    engine = load(folders, "other")
-    assert engine.kind == "tli"
-    check_greedy(engine, PROMPTS, 30)
 
 
 def test_greedy_text_is_that_of_transformers(folders):

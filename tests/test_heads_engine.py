@@ -12,6 +12,7 @@ from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTargetSession
+from raising import raising
 from thinning import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
@@ -56,11 +57,7 @@ def test_greedy_text_is_the_plain_text(folders, kind, tree, verifier):
 def test_a_target_that_fails_is_not_blamed_on_the_drafter(folders, monkeypatch):
     """Its states are computed before the drafter learns from them: without a drafter the step would fail too."""
     engine = load(folders, "eagle", tree="chain:3")
-
-    def failing(*_):
-        raise MemoryError("of the target")
-
-    monkeypatch.setattr(LMTargetSession, "features", failing)
+    monkeypatch.setattr(LMTargetSession, "features", raising(MemoryError("of the target")))
     with pytest.raises(MemoryError, match="of the target"):
         engine.generate("def f(x):", max_new_tokens=12)
 

@@ -30,6 +30,7 @@ from models_zoo import TOLERANCE, VOCAB, check_random_steps, tiny
 from same_bits import LOADED, TEXT, TEXTS, check_bits, check_greedy_texts, scores
 from thinning import one_in
 from tiny import tokenizer
+from watching import calls_of
 
 CPU = torch.device("cpu")
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
@@ -178,17 +179,11 @@ def test_bfloat16_is_nearer_to_float64_than_torch_is() -> None:
 
 
 def test_a_tree_takes_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, forwards = packed_lm(), list[int]()
-    rows = lm.open(1, 40)
+    rows = packed_lm().open(1, 40)
     rows.extend(rows.join(), TEXT[:9])
-    score = KernelRows.score_tree
-    monkeypatch.setattr(
-        KernelRows,
-        "score_tree",
-        lambda rows, tokens, *more: (forwards.append(len(tokens)), score(rows, tokens, *more))[1],
-    )
+    forwards = calls_of(monkeypatch, KernelRows, "score_tree")
     rows.score([TEXT[:10]], [TREE])
-    assert forwards == [10]
+    assert [len(tokens) for _, tokens, *_ in forwards] == [10]
 
 
 @pytest.mark.parametrize("form", ["whole", "bfloat16", "q8_0"])

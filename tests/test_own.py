@@ -30,6 +30,7 @@ from foretoken.models.target import LMTargetSession
 from models_zoo import tiny
 from thinning import one_in
 from tiny import tokenizer
+from watching import calls_of
 
 TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 TREES = ("chain:4", "kary:2x3", "delayed:2+2x2", "budget:8", "dynamic:8")
@@ -145,14 +146,7 @@ def test_a_chain_and_single_levels_draw_the_same_by_a_screen(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a compiled loop drafts or one forward per level: the same texts, bit for bit."""
-    compiled: list[int] = []
-    draft = KernelRows.draft_chain
-
-    def counted(self: KernelRows, *given: Any) -> Any:
-        compiled.append(1)
-        return draft(self, *given)
-
-    monkeypatch.setattr(KernelRows, "draft_chain", counted)
+    compiled = calls_of(monkeypatch, KernelRows, "draft_chain")
     engine = load(folders["wide"], tree="chain:4")
     options = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
     want, calls = engine.generate(TEXTS[0], **options), len(compiled)

@@ -15,6 +15,7 @@ from listening import work as work
 from serving import NAME, toy_engine
 from serving import client as client  # fixtures
 from serving import server as server
+from watching import calls_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "def f(x):\n    return x + 1\n\n\n" * 8
@@ -59,13 +60,7 @@ def test_they_are_transformers_own(folders, work, drafter, new):
 def test_what_was_scored_is_not_read_again(folders, work, monkeypatch):
     engine = load(folders, None)
     one = job(engine, TEXT[: 2 * BLOCK + 9], 3, 4)
-    read, whole = [], LMTargetSession.read
-
-    def counted(self: LMTargetSession, row: int, sequence: object, end: int) -> None:
-        read.append(end)
-        whole(self, row, sequence, end)
-
-    monkeypatch.setattr(LMTargetSession, "read", counted)
+    read = calls_of(monkeypatch, LMTargetSession, "read")
     worker = work(engine, start=True, max_batch=2)
     asked(worker, replace(one, top_logprobs=0, scores_prompt=True)).wait()
     assert read == []
