@@ -6,25 +6,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine import Engine
 from foretoken.models.target import LMTargetSession
 from foretoken.serve.prefix import BLOCK
 from listening import Listener, alone, asked, finish, job, load
 from listening import folders as folders  # fixtures
 from listening import work as work
-from serving import NAME, toy_engine
+from serving import NAME
 from serving import client as client  # fixtures
+from serving import engine as engine
 from serving import server as server
 from watching import calls_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "def f(x):\n    return x + 1\n\n\n" * 8
 LENGTHS = (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK + 7)
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return toy_engine(tmp_path_factory.mktemp("served"))
 
 
 @pytest.mark.parametrize("new", [0, 9])
