@@ -38,3 +38,12 @@ def check_greedy(engine: foretoken.Engine, prompts: list, most: int = 60, times:
         results = engine.generate(prompts, **settings)
         assert ids_of(results) == wanted
     return results
+
+
+def check_batch(engine: foretoken.Engine, prompts: list, most: int, temperature: float = 0.7) -> list[Result]:
+    """Assert that each text depends on its own seed alone, whatever is beside it; the results of the batch."""
+    settings = {"max_new_tokens": most, "temperature": temperature}
+    together = engine.generate(prompts, seed=5, **settings)
+    assert [result.seed for result in together] == [5 + i for i in range(len(prompts))]
+    assert ids_of(together) == ids_of([engine.generate(p, seed=5 + i, **settings) for i, p in enumerate(prompts)])
+    return together

@@ -167,6 +167,12 @@ def wait_until(true: Callable[[], bool], patience: float = PATIENCE) -> None:
 
 
 @pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """That of a new toy pair."""
+    return toy_engine(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Served]:
     """A server of the engine that the test's module has as a fixture."""
     with served(engine) as running:

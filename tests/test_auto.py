@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 import foretoken
 import tiny
 import tiny_tables
+from engines import check_greedy
 from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
 from foretoken.audit.table import TableRows
 from foretoken.audit.wrong import PeekingDrafter
@@ -287,9 +288,7 @@ def test_load_takes_the_method(target):
     engine = foretoken.load(target, drafter="ngram", method="auto", tokenizer=tiny.tokenizer())
     assert isinstance(engine.drafter, AutoDrafter)
     assert engine.drafter.experience.extra == expected_extra(static.chain(24).sizes())
-    prompts, greedy = ["ab ab ab ab", "x", "def"], {"max_new_tokens": 40, "temperature": 0.0}
-    plain = foretoken.load(target, tokenizer=tiny.tokenizer()).generate(prompts, **greedy)
-    assert [r.token_ids for r in engine.generate(prompts, **greedy)] == [r.token_ids for r in plain]
+    check_greedy(engine, ["ab ab ab ab", "x", "def"], 40)
     assert foretoken.load(target, method="auto").drafter == NoDrafter()
 
 

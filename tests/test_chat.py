@@ -146,29 +146,6 @@ def test_a_tokenizer_without_a_template_is_told(models, engine):
         replace(engine, tokenizer=None).chat(USER)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "says"),
-    [
-        ("a\ud800b", {}, r"^The prompt is not valid Unicode: character 2 is the lone surrogate U\+D800"),
-        (["x", "\udcff"], {}, r"^Prompt 2 is not valid Unicode: character 1"),
-        (b"abc", {}, "^The prompt is bytes, which is no text"),
-        (["x", b"abc"], {}, "^Prompt 2 is bytes"),
-        ("x", {"seed": 1.5}, "^seed is 1.5: it must be a whole number"),
-        ("x", {"max_new_tokens": 1.5}, "^max_new_tokens is 1.5: it must be a whole number"),
-        ("x", {"top_k": 1.5}, "^top_k is 1.5: it must be a whole number"),
-        ("x", {"temperature": "hot"}, "^temperature is 'hot': it must be a number"),
-        ("x", {"logit_bias": {1.5: 1}}, "^A token of logit_bias is 1.5: it must be a whole number"),
-        ("x", {"logit_bias": {1: "a"}}, "^logit_bias of token 1 is 'a'"),
-        ("x", {"logit_bias": [1]}, "^logit_bias is a list"),
-        ("x", {"stop": 5}, "^stop is 5: give a text"),
-        ("x", {"stop": ["a", None]}, "^stop is "),
-    ],
-)
-def test_wrong_types_are_told_before_anything_runs(engine, unchecked, prompt, options, says):
-    with pytest.raises(foretoken.ForetokenError, match=says):
-        engine.generate(prompt, **options)
-
-
 def test_no_stop_strings_may_be_none(engine):
     settings = {"max_new_tokens": 6, "seed": 1}
     assert engine.generate("x", stop=None, **settings).token_ids == engine.generate("x", **settings).token_ids

@@ -38,6 +38,7 @@ from foretoken.models.parts import parts
 from foretoken.models.static import StaticForward
 from recording import Replayed
 from thinning import one_in
+from watching import calls_of
 
 PROMPT = "def read(self, path):\n    with open("
 REPEATED = [7, 200, 7, 41, 7, 300, 42] * 6
@@ -225,8 +226,7 @@ WITH_FLOORS = [*((*case, None) for case in SAMPLED), *((*case, FLOORS) for case 
 
 @pytest.mark.parametrize(("sampling", "options", "floors"), one_in(3, WITH_FLOORS))
 def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
-    calls, draft = [], SerialRows._recorded
-    monkeypatch.setattr(SerialRows, "_recorded", lambda *given: calls.append(given) or draft(*given))
+    calls = calls_of(monkeypatch, SerialRows, "_recorded")
     engine = loaded(recorded, **options)
     drawn = trees(engine, sampling, floors=floors)
     assert len(calls) == 4

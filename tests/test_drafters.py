@@ -69,6 +69,7 @@ def test_plain_decoding_stays_plain(models):
     engine = plain(engine_of(models))
     assert (engine.drafter, engine.tree) == (NoDrafter(), PLAIN)
     assert with_recipe(engine, Recipe("kary:2x2")) is engine
+    assert engine_of(models, "none", tree="chain:3").drafter == NoDrafter()
 
 
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])

@@ -27,63 +27,6 @@ def engine(demo, target) -> foretoken.Engine:
     return foretoken.load(target, drafter=str(demo / "drafter"), device="cpu")
 
 
-LOADED: list[tuple[dict[str, Any], str]] = [
-    ({"tree": 5}, "Unknown tree 5: choose chain:D"),
-    ({"tree": foretoken.tree("chain:3")}, "Unknown tree"),
-    ({"law": 5}, "Unknown law 5"),
-    ({"method": None}, "Unknown method None: choose one of fixed, auto"),
-    ({"method": ["auto"]}, r"Unknown method \['auto'\]"),
-    ({"verifier": ["block"]}, r"Unknown verifier \['block'\]"),
-    ({"max_batch": None}, "max_batch is None"),
-    ({"tokenizer": 5}, "The tokenizer is 5: give a tokenizer"),
-    ({"drafter_tokenizer": object()}, "The tokenizer is <object"),
-    ({"profile": 5}, "profile is 5: give the path of a file"),
-    ({"suffix_store": b"x"}, "suffix_store is b'x': give the path"),
-    ({"device": ["cpu"]}, r"Device \['cpu'\] cannot be used"),
-    ({"device": ""}, "Device '' cannot be used"),
-    ({"draft_probability": "x"}, "The draft probability is 'x': it must be a number"),
-]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("options", "says"), LOADED, ids=[" ".join(options) for options, _ in LOADED])
-def test_wrong_arguments_of_load(demo, target: str, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(foretoken.ForetokenError, match=says):
-        foretoken.load(target, **{"drafter": str(demo / "drafter"), "device": "cpu"} | options)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_names_of_trees_rules_and_laws() -> None:
-    for call, arguments, says in (
-        (foretoken.tree, (5,), "Unknown tree"),
-        (foretoken.tree, (None,), "Unknown tree"),
-        (foretoken.verifier, (None,), "Unknown verifier None"),
-        (foretoken.law, (5,), "Unknown law 5"),
-        (foretoken.law, ("iid", "2"), "k is '2': it must be a whole number"),
-        (foretoken.law, ("iid", 2.0), "k is 2.0: it must be a whole number"),
-    ):
-        with pytest.raises(foretoken.ForetokenError, match=says):
-            call(*arguments)
-
-
-CALLED: list[tuple[dict[str, Any], str]] = [
-    ({"stop": b""}, "stop is b''"),
-    ({"observer": 5}, "observer is 5: give a function"),
-    ({"grammar": foretoken.Grammar}, "The grammar is a type"),
-    ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-    ({"logit_bias": {10**6: 1.0}}, "logit_bias has token id 1000000"),
-    ({"temperature": 10**400}, "must be a finite number"),
-    ({"presence_penalty": 10**31}, "presence_penalty is 1000"),
-]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("options", "says"), CALLED, ids=[" ".join(options) for options, _ in CALLED])
-def test_a_stream_is_refused_when_it_is_asked_for(engine: foretoken.Engine, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(foretoken.ForetokenError, match=says):
-        engine.stream("x", **options)
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("value", [10**29, Fraction(3, 2)])
 def test_numbers_of_any_type_are_taken_as_floats(engine: foretoken.Engine, value: Any) -> None:

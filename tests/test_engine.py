@@ -11,8 +11,8 @@ import torch
 
 import foretoken
 import tiny
-from engines import check_greedy
-from foretoken.core.errors import ContextError, ForetokenError
+from engines import check_batch, check_greedy, ids_of
+from foretoken.core.errors import ContextError
 from foretoken.decode import DraftFailedWarning, NoDrafter
 from foretoken.models.text import TextStream
 from foretoken.vocab.vocabulary import vocabulary
@@ -28,7 +28,6 @@ def folders(demo, tmp_path_factory):
         "target": str(demo / "target"),
         "drafter": str(demo / "drafter"),
         "padded": tiny.save(tiny.llama(2, vocab=272), root / "padded"),
-        "other": tiny.save(tiny.llama(3, vocab=259), root / "other", extra=("self", "def")),
     }
 
 
@@ -53,24 +52,10 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize("named", [{"tree": "chain:3"}, {"verifier": "block"}, {"law": "iid"}])
-def test_what_is_for_draft_tokens_is_refused_where_no_drafter_was_named(folders, named):
-    with pytest.raises(ForetokenError, match=r"No drafter is named, .*: name one, such as 'auto', or 'none' for plain"):
-        foretoken.load(folders["target"], **named)
-    if "tree" in named:
-        assert isinstance(foretoken.load(folders["target"], drafter="none", **named).drafter, NoDrafter)
-
-
 @pytest.mark.parametrize(("drafter", "tree", "verifier"), one_in(2, COMBINATIONS))
 def test_greedy_text_is_the_plain_text(folders, drafter, tree, verifier):
     results = check_greedy(load(folders, drafter, tree=tree, verifier=verifier), PROMPTS, 40)
     assert drafter == "ngram" or sum(r.stats.num_accepted for r in results) > 0
-
-
-def test_a_drafter_with_another_vocabulary_needs_no_option(folders):
-    engine = load(folders, "other")
-    assert engine.kind == "tli"
-    check_greedy(engine, PROMPTS, 30)
 
 
 def test_greedy_text_is_that_of_transformers(folders):
@@ -91,12 +76,9 @@ SEEDED = [
 @pytest.mark.parametrize("options", one_in(2, SEEDED))
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, options):
     engine = load(folders, **options)
-    prompts = PROMPTS * 2
-    together = engine.generate(prompts, max_new_tokens=12, temperature=0.7, seed=5)
-    narrow = replace(engine, max_batch=2).generate(prompts, max_new_tokens=12, temperature=0.7, seed=5)
-    alone = [engine.generate(p, max_new_tokens=12, temperature=0.7, seed=5 + i) for i, p in enumerate(prompts)]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone] == [r.token_ids for r in narrow]
-    assert [r.seed for r in together] == [5 + i for i in range(8)]
+    together = check_batch(engine, PROMPTS * 2, 12)
+    narrow = replace(engine, max_batch=2).generate(PROMPTS * 2, max_new_tokens=12, temperature=0.7, seed=5)
+    assert ids_of(together) == ids_of(narrow)
     assert together[0].token_ids != together[4].token_ids  # the same prompt, another seed
 
 
@@ -153,6 +135,12 @@ def test_a_text_tells_why_it_ended(folders):
     assert [c.finished for c in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+def test_several_prompts_may_be_none(folders):
+    engine = load(folders)
+    assert engine.generate([]) == []
+    assert engine.generate([[1, 2], [3]], max_new_tokens=2)[1].token_ids
+
+
 def test_max_new_tokens_is_exact_and_clipped_to_the_context(folders):
     engine = load(folders, tree="kary:2x3")
     for n in (1, 2, 3, 7):
@@ -196,7 +184,7 @@ def test_a_drafter_that_raises_costs_speed_and_one_warning_never_text(folders):
     failing = replace(engine, drafter=Failing(engine.drafter, 3))
     with pytest.warns(DraftFailedWarning, match="out of luck") as caught:
         results = failing.generate(PROMPTS, max_new_tokens=30, temperature=0.0)
-    assert [r.token_ids for r in results] == [r.token_ids for r in expected]
+    assert ids_of(results) == ids_of(expected)
     assert len(caught) == 1
 
 
@@ -221,76 +209,6 @@ def test_nan_logits_of_the_target_name_the_model(folders, temperature):
         foretoken.load(target, device="cpu")
     with pytest.raises(foretoken.ForetokenError, match="broken-model"):
         engine.generate([1, 2, 3], max_new_tokens=4, temperature=temperature)
-
-
-def test_bad_settings_are_named(folders):
-    engine = load(folders)
-    for name, value, says in (("max_new_tokens", 0, "max_new_tokens"), ("logit_bias", {999: 1.0}, "999")):
-        with pytest.raises(foretoken.ForetokenError, match=says):
-            engine.generate("x", **{name: value})
-    for call in (engine.generate, engine.stream):
-        with pytest.raises(foretoken.ForetokenError, match=r"^Unknown option foo: choose one of .*temperature.*\.$"):
-            call("x", foo=1)
-        for stop in ("", ["a", ""]):
-            with pytest.raises(foretoken.ForetokenError, match="stop string is empty"):
-                call("x", stop=stop)
-
-
-def test_bad_prompts_are_refused_in_a_sentence(folders, unchecked):
-    engine = load(folders)
-    for prompt, says in (
-        (5, "The prompt is of type int: give a text"),
-        (None, "The prompt is of type NoneType: give a text"),
-        ({"input_ids": [1]}, "The prompt is of type dict: give a text"),
-        ([1.5], "The prompt is neither"),
-        ([1.0, 2.0], "The prompt is neither"),
-        ([5, "a"], "The prompt is neither"),
-        (["a", 5], "Prompt 2 is neither"),
-        ([[1], [2.0]], "Prompt 2 is neither"),
-        ("", "empty"),
-        ([[1], []], "Prompt 2 is empty"),
-        ([1] * 256, "context"),
-        ([1, 999], "999"),
-    ):
-        with pytest.raises(foretoken.ForetokenError, match=says):
-            engine.generate(prompt)
-    for options, says in (
-        ({"grammar": "[ab]+"}, "The grammar is a str: give foretoken.Grammar.regex"),
-        ({"processors": len}, "processors must be a list of functions"),
-        ({"processors": None}, "processors must be a list of functions"),
-        ({"processors": [5]}, "processors must be a list of functions"),
-    ):
-        with pytest.raises(foretoken.ForetokenError, match=says):
-            engine.generate("x", **options)
-    assert engine.generate([]) == []
-    assert engine.generate([[1, 2], [3]], max_new_tokens=2)[1].token_ids
-
-
-def test_wrong_pairs_are_refused_when_built(folders, tmp_path):
-    refused = [
-        ({"tree": "kary:2x2", "verifier": "standard"}, "standard.*iid.*2 draws"),
-        ({"verifier": "rrs", "law": "without-replacement", "tree": "kary:2x2"}, "rrs.*without_replacement"),
-        ({"drafter": "ngram", "verifier": "rrsw"}, "opaque.*exact-match"),
-        ({"tree": "bush:3"}, "bush.*chain.*kary.*list"),
-        ({"tree": "kary:2"}, "KxD"),
-        ({"tree": "chain:-1"}, "positive"),
-        ({"tree": "kary:9x9"}, "nodes"),
-        ({"tree": f"list:{tmp_path}/none.json"}, "none.json"),
-        ({"verifier": "typical"}, "typical.*exact-match.*rrsw"),
-        ({"law": "gumbel"}, "gumbel.*iid"),
-        ({"drafter": str(tmp_path / "nowhere")}, "nowhere"),
-        ({"method": "best"}, "Unknown method best: choose one of fixed, auto"),
-        ({"tree": "budget:0"}, "positive integers"),
-        ({"tree": "budget:8", "drafter": "ngram", "verifier": "exact-match"}, "ngram has no probabilities"),
-        ({"tree": "chain:4@0.5", "drafter": "suffix"}, "Drafter suffix has no probabilities"),
-        ({"tree": "budget:8", "verifier": "block"}, "does not branch"),
-        ({"tree": "dynamic:8", "verifier": "rrsw"}, "needs verifier exact-match with law opaque"),
-        ({"max_batch": 0}, "max_batch"),
-        ({"dtype": "float3"}, "float3"),
-    ]
-    for options, words in refused:
-        with pytest.raises(foretoken.ForetokenError, match=words):
-            load(folders, **options)
 
 
 def test_any_parent_list_is_a_tree(folders, tmp_path):
@@ -346,10 +264,6 @@ def streamed(prompt: bytes, pieces: list[bytes]) -> str:
     return text
 
 
-# The last ids of these prompts that are looked at begin with a whole character.
-LONG = ("a鬱鬱鬱", "鬱" * 9, "\U0001f600" * 5, "é" * 7)
-
-
 @pytest.mark.parametrize(
     ("prompt", "output", "text"),
     [
@@ -394,16 +308,11 @@ def test_a_pair_that_is_changed_later_is_checked_again(folders):
         replace(load(folders, tree="kary:2x2"), verifier=foretoken.verifier("rrs"))
 
 
-def test_ids_may_be_tensors_and_seeds_must_fit(folders):
+def test_ids_may_be_tensors(folders):
     engine = load(folders)
     want = engine.generate([5, 6, 7], max_new_tokens=5, seed=0).token_ids
     assert engine.generate(torch.tensor([5, 6, 7]), max_new_tokens=5, seed=0).token_ids == want
     assert engine.generate([torch.tensor([5, 6, 7])], max_new_tokens=5, seed=0)[0].token_ids == want
-    for seed in (-1, 2**32):
-        with pytest.raises(foretoken.ForetokenError, match="seed"):
-            engine.generate([5], seed=seed)
-    with pytest.raises(foretoken.ForetokenError, match="positive"):
-        load(folders, tree="chain:²")
 
 
 def test_a_bias_that_leaves_nothing_blames_the_bias(folders):

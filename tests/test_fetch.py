@@ -22,6 +22,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.gguf import folder as gguf_folder
 from foretoken.models.load import OFF, load_model, load_tokenizer
 from raising import raising
+from watching import calls_of
 
 NAME = "tiny-llama"
 
@@ -227,9 +228,7 @@ def test_a_folder_in_the_way(index: Path, run: Command):
 
 
 def test_two_at_once(index: Path, monkeypatch: pytest.MonkeyPatch):
-    made = []
-    write = gguf_folder.write_folder
-    monkeypatch.setattr(gguf_folder, "write_folder", lambda *how: made.append(how) or write(*how))
+    made = calls_of(monkeypatch, gguf_folder, "write_folder")
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(fetch, [NAME, NAME])) == [models_folder() / NAME] * 2
     assert len(made) == 1

@@ -1,21 +1,18 @@
 """Draft heads in the engine: the target's own text at temperature 0, whatever the tree and the rule."""
 
-import warnings
-from dataclasses import replace
-
 import pytest
 import torch
 
 import foretoken
 import tiny
-from foretoken.core.errors import ForetokenError
-from foretoken.decode import DraftFailedWarning, NoDrafter
+from engines import check_batch, check_greedy
 from foretoken.heads import HEADS
 from foretoken.heads.checkpoint import save_head
 from foretoken.heads.head import new_head
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
 from foretoken.models.target import LMTargetSession
+from raising import raising
 from thinning import one_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::foretoken.heads.lm.UselessHeadWarning")
@@ -43,13 +40,6 @@ def load(folders, kind, **options):
     return foretoken.load(folders["target"], drafter=folders[kind], device="cpu", **options)
 
 
-@pytest.fixture(scope="module")
-def plain(folders):
-    """What the target writes by itself at temperature 0."""
-    engine = replace(load(folders, "medusa", max_batch=3), drafter=NoDrafter())
-    return [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=12, temperature=0.0, seed=0)]
-
-
 CASES = [
     *((kind, "kary:2x3", "transport") for kind in HEADS),
     *((kind, "dynamic:14", None) for kind in HEADS),
@@ -59,23 +49,15 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "tree", "verifier"), one_in(2, CASES))
-def test_greedy_text_is_the_plain_text(folders, plain, kind, tree, verifier):
-    engine = load(folders, kind, tree=tree, verifier=verifier, max_batch=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DraftFailedWarning)
-        fast = engine.generate(PROMPTS, max_new_tokens=12, temperature=0.0, seed=0)
-    assert [r.token_ids for r in fast] == plain
-    assert all(r.stats.num_drafted > 0 for r in fast)
+def test_greedy_text_is_the_plain_text(folders, kind, tree, verifier):
+    results = check_greedy(load(folders, kind, tree=tree, verifier=verifier, max_batch=3), PROMPTS, 12)
+    assert all(r.stats.num_drafted > 0 for r in results)
 
 
 def test_a_target_that_fails_is_not_blamed_on_the_drafter(folders, monkeypatch):
     """Its states are computed before the drafter learns from them: without a drafter the step would fail too."""
     engine = load(folders, "eagle", tree="chain:3")
-
-    def failing(*_):
-        raise MemoryError("of the target")
-
-    monkeypatch.setattr(LMTargetSession, "features", failing)
+    monkeypatch.setattr(LMTargetSession, "features", raising(MemoryError("of the target")))
     with pytest.raises(MemoryError, match="of the target"):
         engine.generate("def f(x):", max_new_tokens=12)
 
@@ -91,24 +73,4 @@ SEEDED = [
 
 @pytest.mark.parametrize(("kind", "tree"), SEEDED)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
-    engine, prompts = load(folders, kind, tree=tree, max_batch=2), PROMPTS[1:]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DraftFailedWarning)
-        together = engine.generate(prompts, max_new_tokens=12, temperature=0.7, seed=5)
-        alone = [engine.generate(p, max_new_tokens=12, temperature=0.7, seed=5 + i) for i, p in enumerate(prompts)]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("eagle", {"vocab": "tli"}, "leave vocab"),
-        ("eagle", {"tree": "product:20"}, "needs parallel ones"),
-        ("medusa", {"tree": "product:20", "verifier": "rrsw"}, "which needs verifier exact-match with law opaque"),
-        ("eagle", {"tree": "ranked:20"}, "Unknown tree ranked:20"),
-        ("medusa", {"tree": "kary:2x2", "verifier": "standard"}, "not lossless for law"),
-    ],
-)
-def test_refused(folders, kind, options, message):
-    with pytest.raises(ForetokenError, match=message):
-        load(folders, kind, **options)
+    check_batch(load(folders, kind, tree=tree, max_batch=2), PROMPTS[1:], 12)

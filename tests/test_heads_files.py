@@ -127,11 +127,6 @@ def test_published_layouts(kind: str, target: TargetParts, tmp_path: Path) -> No
     assert torch.equal(plain(head, features, ids, [7]), plain(other, features, ids, [7]))
 
 
-def test_the_size_of_blocks_is_read_of_heads_with_blocks_alone(target: TargetParts, tmp_path: Path) -> None:
-    with pytest.warns(UnknownTargetWarning):
-        assert loaded(tmp_path / "head", checkpoint("eagle", target), {"block_size": 2048}, target).kind == "eagle"
-
-
 UNFIT_BLOCKS: list[tuple[Config, str]] = [
     ({"dflash_config": {}}, "names no mask_token_id"),
     ({"dflash_config": {"mask_token_id": 100_000}}, "names no mask_token_id"),
@@ -314,7 +309,11 @@ def test_damaged_configurations_are_refused(
         loaded(tmp_path / "head", checkpoint("eagle3", target), config, target)
 
 
-def test_null_stands_for_the_default(target: TargetParts, tmp_path: Path) -> None:
-    keys = ("head_dim", "num_attention_heads", "rms_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_output")
+NULLS = ("head_dim", "num_attention_heads", "rms_norm_eps", "eagle_aux_hidden_state_layer_ids", "norm_output")
+
+
+@pytest.mark.parametrize(("kind", "config"), [("eagle3", dict.fromkeys(NULLS)), ("eagle", {"block_size": 2048})])
+def test_entries_that_say_nothing_of_a_head(kind: str, config: Config, target: TargetParts, tmp_path: Path) -> None:
+    """null stands for the default, and the size of blocks is read of heads with blocks alone."""
     with pytest.warns(UnknownTargetWarning):
-        assert loaded(tmp_path / "head", checkpoint("eagle3", target), dict.fromkeys(keys), target).kind == "eagle3"
+        assert loaded(tmp_path / "head", checkpoint(kind, target), config, target).kind == kind

@@ -15,7 +15,6 @@ from engines import check_greedy, ids_of
 from foretoken.audit.decoding import Decoding, deviation, own_law, table_pair
 from foretoken.build import load
 from foretoken.cli.options import EngineOptions
-from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import DraftSession, FeatureDrafter, GuestSession, LearningSession, PrefixSession
 from foretoken.core.laws import IID, Opaque, WithoutReplacement
 from foretoken.core.random import seeded
@@ -248,25 +247,6 @@ def test_another_vocabulary_after_a_lookup(folders, vocab, method):
     assert isinstance(engine.drafter, HybridDrafter)
     check_greedy(engine, PROMPTS, 30, times=2)
     assert all(result.token_ids for result in engine.generate(PROMPTS, max_new_tokens=10, temperature=1.0, seed=0))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"drafter": "suffix+"}, r"suffix\+ names no model after its lookup: say suffix\+self or suffix\+FOLDER"),
-        ({"drafter": "suffix+ngram"}, "names no model after its lookup"),
-        ({"drafter": "ngram+none"}, r"say ngram\+self"),
-        ({"drafter": "suffix+auto"}, "names no model after its lookup"),
-        ({"drafter": "suffix+self:q9"}, "names no known kind of blocks"),
-        ({"drafter": "suffix+nowhere"}, "There is no model nowhere here"),
-        ({"drafter": "suffix+drafter", "draft_probability": 0.5}, "works beside the target, which none after suffix"),
-        ({"drafter": "suffix+drafter", "tree": "kary:2x2", "verifier": "standard"}, "standard is not lossless"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(folders, options, words):
-    drafter = options["drafter"].replace("+drafter", f"+{folders['drafter']}")
-    with pytest.raises(ForetokenError, match=words):
-        foretoken.load(folders["target"], **{**options, "drafter": drafter})
 
 
 def test_the_folder_after_a_lookup_is_found_from_elsewhere(folders, monkeypatch, tmp_path):

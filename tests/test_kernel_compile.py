@@ -19,6 +19,7 @@ from numba.core.registry import cpu_target
 
 from foretoken.kernel import compile, layer, product
 from foretoken.kernel.compile import CompiledCodeWarning, Linked, Loop, cached
+from raising import raising
 
 # A package with the loop x -> 5 x + 12, compiled from four other files; `unused` is not among them.
 FILES = {
@@ -431,11 +432,8 @@ def test_code_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None
 def test_a_full_disk_gives_one_warning_and_leaves_no_index_of_old_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(IndexDataCacheFile, "_save_data", full)
+        patch.setattr(IndexDataCacheFile, "_save_data", raising(OSError(28, "No space left on device")))
         with pytest.warns(CompiledCodeWarning, match=r"\(No space left on device\).*NUMBA_CACHE_DIR") as warned:
             assert run() == run() == 0
     assert len(warned) == 1

@@ -168,10 +168,13 @@ def test_wrong_calls_are_refused() -> None:
         CausalLM(tiny("llama")).open(0, 20)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_learned_positions_end(family: str) -> None:
-    """A model with a table of positions has nothing to say past it; rotary models may go on."""
-    model = tiny(family)
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}
+
+
+@pytest.mark.parametrize(("family", "changes"), [("gpt2", {}), ("opt", {}), ("llama", DYNAMIC)])
+def test_positions_that_end(family: str, changes: dict[str, Any]) -> None:
+    """A table of positions ends, and dynamic frequencies change; other rotary models may go on."""
+    model = tiny(family, **changes)
     lm = CausalLM(model)
     assert lm.context == 64
     rows = lm.open(1, 100)

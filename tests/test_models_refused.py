@@ -126,12 +126,3 @@ def test_attention_without_masks() -> None:
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(ForetokenError, match="flex_attention"):
         CausalLM(model)
-
-
-def test_dynamic_rope_ends_where_its_frequencies_change() -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    lm = CausalLM(tiny("llama", rope_parameters=rope))
-    assert lm.context == 64
-    rows = lm.open(1, 100)
-    with pytest.raises(ForetokenError, match="context"):
-        rows.extend(rows.join(), [1] * 65)

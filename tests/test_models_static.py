@@ -24,6 +24,7 @@ from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
 from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, power_of_two
 from models_zoo import FAMILIES, assert_close, random_parents, text, tiny
+from raising import raising
 from tiny import tokenizer
 
 # inductor's own, on importing its parts
@@ -146,11 +147,7 @@ def check_fallback(model: PreTrainedModel, lm: CausalLM, forward: StaticForward,
 def test_a_failure_is_told_once_and_changes_no_score() -> None:
     model = one_layer()
     lm, forward = traced(model)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("no\n  compiler")
-
-    forward._compiled = fail
+    forward._compiled = raising(RuntimeError("no\n  compiler"))
     check_fallback(model, lm, forward, "no compiler")
 
 
@@ -312,11 +309,7 @@ def test_a_recording_that_fails_for_later_planes_changes_no_score(
     lm, forward = recorded(model)
     first = lm.open(1, 60)
     compare(first, plain_rows(model, 1, 60), 1, 1, 2)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(static, "Graph", fail)
+    monkeypatch.setattr(static, "Graph", raising(RuntimeError("out of memory")))
     with pytest.warns(UserWarning, match="out of memory"):
         compare(lm.open(1, 60), plain_rows(model, 1, 60), 1, 1, 2)
     assert not forward.compiling

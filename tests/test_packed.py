@@ -39,6 +39,7 @@ from foretoken.models.panels import PackedEmbedding, PackedLinear, PanelLinear
 from foretoken.recipe import check_engine
 from gguf_zoo import save_wide
 from leaks import leak
+from raising import raising
 from serving import wait_until
 from thinning import one_in
 
@@ -164,12 +165,8 @@ def test_the_second_start_reads_what_the_first_one_kept(tmp_path: Path, home: Pa
     path = save_wide(tmp_path / "model.gguf")
     first = fingerprint(load_model(path, CPU))
     (folder,) = [x for x in (home / "gguf").iterdir() if x.is_dir()]
-
-    def again(*_: object) -> None:
-        raise AssertionError("the GGUF file is read again")
-
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_folder, "open_gguf", again)
+        patched.setattr(gguf_folder, "open_gguf", raising(AssertionError("the GGUF file is read again")))
         assert fingerprint(load_model(path, CPU)) == first
         assert load_tokenizer(path).eos_token == "<|im_end|>"
     for damage in ("packed.safetensors", "config.json", "tokenizer.json", "origin.json"):
@@ -197,12 +194,8 @@ def test_without_room_for_the_cache_it_runs(tmp_path: Path, architecture: str, m
     path = save_wide(tmp_path / "model.gguf", architecture)
     kept = fingerprint(load_model(path, CPU))
     monkeypatch.setenv("FORETOKEN_HOME", str(tmp_path / "full"))
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(gguf_folder, "write_stored", full)
+        patched.setattr(gguf_folder, "write_stored", raising(OSError(28, "No space left on device")))
         with pytest.warns(cache.UnkeptWarning, match=r"cannot be kept in .*full/gguf \(No space left on device\)"):
             lm = load_model(path, CPU)
     assert [x.name for x in (tmp_path / "full" / "gguf").iterdir() if x.is_dir()] == []

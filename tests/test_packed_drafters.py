@@ -10,6 +10,7 @@ import torch
 import foretoken
 import gguf_zoo
 import models_zoo
+from engines import check_greedy
 from foretoken import build
 from foretoken.core.errors import ForetokenError
 from foretoken.heads.checkpoint import save_head
@@ -48,9 +49,7 @@ def test_a_drafter_alone_is_quantised(tmp_path: Path) -> None:
              for lm in (engine.target.lm, engine.source.model)]  # fmt: skip
     assert packs == [set(), {"q4_1", "q8_0"}]  # the LM head is packed in q8_0, whatever the kind
     assert [lm.backend.head.screen != 0 for lm in (engine.target.lm, engine.source.model)] == [False, True]
-    plain = foretoken.load(target)
-    texts = [e.generate(PROMPTS, max_new_tokens=12, temperature=0.0) for e in (engine, plain)]
-    assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+    check_greedy(engine, PROMPTS, 12)
     read, of_target = (_bytes_read(lm.weights) for lm in (engine.source.model, engine.target.lm))
     assert 5 / 16 < read / of_target < 6 / 16  # the target's weights fill 16 bits
 
@@ -86,14 +85,12 @@ def test_a_drafter_that_runs_in_modules_is_packed_only_where_that_is_asked_for(
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 96, "head_dim": 8}
     models_zoo.tiny(family, random_weights=True, **sizes).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    texts = [foretoken.load(wide_folder).generate(PROMPTS, max_new_tokens=8, temperature=0.0)]
     for named, kinds in ({}, set[str]()), ({"quantise_drafter": "q4_1"}, {"q4_1", "q8_0"}):
         engine = foretoken.load(wide_folder, drafter=tmp_path, **named)
         lm = engine.source.model
         assert lm.execution == "panels"
         assert {x.kind for x in lm.model.modules() if isinstance(x, PackedLinear)} == kinds
-        texts.append(engine.generate(PROMPTS, max_new_tokens=8, temperature=0.0))
-    assert len({str([result.token_ids for result in results]) for results in texts}) == 1
+        check_greedy(engine, PROMPTS, 8)
 
 
 def test_a_drafter_that_cannot_be_packed_drafts_as_it_is(wide_folder: Path, tmp_path: Path) -> None:
@@ -104,8 +101,7 @@ def test_a_drafter_that_cannot_be_packed_drafts_as_it_is(wide_folder: Path, tmp_
     tokenizer.save_pretrained(tmp_path)
     engine = foretoken.load(wide_folder, drafter=tmp_path)
     assert not engine.source.model.quantised
-    texts = [e.generate(PROMPTS, max_new_tokens=8, temperature=0.0) for e in (engine, foretoken.load(wide_folder))]
-    assert [r.token_ids for r in texts[0]] == [r.token_ids for r in texts[1]]
+    check_greedy(engine, PROMPTS, 8)
     with pytest.raises(ForetokenError, match="cannot be quantised to q4_1: its layers have no"):
         foretoken.load(wide_folder, drafter=tmp_path, quantise_drafter="q4_1")
 

@@ -1,7 +1,6 @@
 """Randomised drafting: exact for every rule that takes random counts, and equal to the paper's rule at one draft."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,18 +8,17 @@ from torch import Tensor
 
 import foretoken
 import tiny
-from engines import demo_engine
+from engines import check_batch, check_greedy
 from foretoken.audit import enumerate as exact
 from foretoken.audit.decoding import Decoding
 from foretoken.audit.enumerate import TOLERANCE
 from foretoken.audit.table import TableLM, random_table
-from foretoken.cli.options import demo_folder
 from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import IID, Coins, outcomes
 from foretoken.core.random import seeded
 from foretoken.core.sampling import Sampling
 from foretoken.core.tree import Siblings
-from foretoken.decode import DraftFailedWarning, NoDrafter
+from foretoken.decode import DraftFailedWarning
 from foretoken.draft.auto import AutoDrafter
 from foretoken.draft.randomised import PendingSiblings, RandomisedDrafter, RandomisedSession
 from foretoken.models.target import LMTarget
@@ -127,22 +125,16 @@ PROMPTS = ["def main():\n", "é", "x = [1, 2, 3, 4, 5, 6]\n" * 3]
 
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 def test_greedy_text_is_the_plain_text(models, tree):
-    engine = load(models, tree=tree, draft_probability=0.5)
-    fast = engine.generate(PROMPTS, max_new_tokens=30, temperature=0.0, seed=0)
-    plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, max_new_tokens=30, temperature=0.0, seed=0)
-    assert [r.token_ids for r in fast] == [r.token_ids for r in plain]
-    assert sum(r.stats.num_accepted for r in fast) > 0
+    results = check_greedy(load(models, tree=tree, draft_probability=0.5), PROMPTS, 30)
+    assert sum(r.stats.num_accepted for r in results) > 0
 
 
 @pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
 @pytest.mark.parametrize(("prompts", "probability"), [(3, 0.6), (2, 0.1)])
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(models, tree, prompts, probability):
     """With 0.1 most trees of the batch are a root alone, which still has the record of a law that drew nothing."""
-    engine, chosen = load(models, tree=tree, draft_probability=probability), PROMPTS[:prompts]
-    together = engine.generate(chosen, max_new_tokens=24, temperature=0.7, seed=5)
-    alone = [engine.generate(p, max_new_tokens=24, temperature=0.7, seed=5 + i) for i, p in enumerate(chosen)]
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
-    assert sum(r.stats.num_accepted for r in together) > 0
+    results = check_batch(load(models, tree=tree, draft_probability=probability), PROMPTS[:prompts], 24)
+    assert sum(r.stats.num_accepted for r in results) > 0
 
 
 def test_without_a_draft_the_drafter_runs_beside_the_target(models, monkeypatch):
@@ -193,32 +185,7 @@ def test_a_drafter_that_fails_in_its_thread_costs_speed_only(models, monkeypatch
 def test_under_the_controller(models):
     engine = load(models, tree="chain:3", draft_probability=0.7, method="auto")
     assert isinstance(engine.drafter, AutoDrafter)
-    greedy = {"max_new_tokens": 30, "temperature": 0.0}
-    plain = replace(engine, drafter=NoDrafter()).generate(PROMPTS, **greedy)
-    assert [r.token_ids for r in engine.generate(PROMPTS, **greedy)] == [r.token_ids for r in plain]
+    check_greedy(engine, PROMPTS, 30)
     # Which tokens are drawn above temperature 0 depends on what the clock said, so that a text may end early.
     results = engine.generate(PROMPTS, max_new_tokens=30, seed=0)
     assert all(len(r.token_ids) == 30 or r.finish_reason == "stop" for r in results)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"drafter": "ngram"}, "needs a drafter that gives each token a probability"),
-        ({"drafter": None}, "needs a drafter that gives each token a probability"),
-        ({"draft_probability": -0.1}, r"must be in \[0, 1\]"),
-        ({"law": "without_replacement"}, "makes i.i.d. draws"),
-        ({"verifier": "hub", "tree": "kary:2x2"}, "not lossless for law iid"),
-        ({"verifier": "randomised", "tree": "kary:2x2"}, "not lossless for law iid"),
-    ],
-)
-def test_what_does_not_fit_is_refused(models, options, message):
-    with pytest.raises(ForetokenError, match=message):
-        foretoken.load(
-            models[0], **{"drafter": models[1], "tokenizer": tiny.tokenizer(), "draft_probability": 0.5, **options}
-        )
-
-
-def test_a_head_is_refused_for_what_it_reads():
-    with pytest.raises(ForetokenError, match="beside the target, and a head reads its hidden states"):
-        demo_engine(drafter=str(demo_folder() / "heads" / "eagle"), tree="chain:3", draft_probability=0.5)

@@ -230,7 +230,7 @@ def test_calls_without_marks_are_answered_as_those_with_marks(client, says):
 
 
 def test_many_opening_marks_take_no_longer_than_their_text_is_long():
-    """They took 6 seconds when each was looked for its end through all of the text: now some hundredths."""
+    """An end is not looked for through all of the text behind each of them."""
     for mark in ("<tool_call>", '<tool_call>"', '<tool_call>{"'):
         text, began = mark * 12_000, time.perf_counter()
         assert HERMES.reader().read(text, True) == (text, [])

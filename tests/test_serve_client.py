@@ -15,15 +15,11 @@ from foretoken.serve.prefix import BLOCK
 from foretoken.vocab.vocabulary import vocabulary
 from serving import USER
 from serving import client as client  # fixtures
+from serving import engine as engine
 from serving import server as server
 
 PART = {"type": "text", "text": "hi"}
 SETTINGS = {"temperature": 0.8, "seed": 5, "max_tokens": 24}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    return serving.toy_engine(tmp_path_factory.mktemp("pair"))
 
 
 def wanted(engine, prompt="abc", seed=5, **more):

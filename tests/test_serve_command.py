@@ -162,7 +162,7 @@ main()
 
 
 def test_ctrl_c_while_the_model_is_loading_is_a_clean_end():
-    """Python's own end would not survive the model's thread, which is in the midst of C++: it was a crash, or none."""
+    """Python's own end would not survive the model's thread, which is in the midst of C++."""
     package = str(Path(foretoken.__file__).parents[1])
     with subprocess.Popen(
         [sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": package}

@@ -88,9 +88,7 @@ def test_tokens_are_listed_with_the_text_that_they_leave(written, stops, text, l
     ("given", "says"),
     [
         ({"drain": float("inf")}, "drain is inf: it must be 0 to 86400 seconds"),
-        ({"drain": -1.0}, "drain is -1.0"),
         ({"host": ""}, "host is empty: name an address of this machine"),
-        ({"timeout": 0.0}, "timeout is 0.0"),
         ({"name": "x\udce8"}, "name is not valid Unicode"),
     ],
 )

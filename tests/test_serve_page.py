@@ -7,15 +7,10 @@ import httpx
 import pytest
 
 import browser
-import serving
-from serving import server as server  # fixture
+from serving import engine as engine  # fixtures
+from serving import server as server
 
 needs_browser = pytest.mark.skipif(browser.CHROMIUM is None, reason="no chromium")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    return serving.toy_engine(tmp_path_factory.mktemp("pair"))
 
 
 def test_the_page_is_whole_and_asks_no_other_host(server):

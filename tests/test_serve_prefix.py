@@ -32,6 +32,7 @@ from foretoken.serve.schema import CompletionRequest
 from listening import Listener, alone, asked, finish, job, load, saved
 from listening import work as work  # fixture
 from thinning import one_in
+from watching import calls_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -76,14 +77,12 @@ def test_prompts_of_a_model_that_keeps_recurrent_states(tmp_path, work, drafter,
     folders = {"target": tiny.save(model, tmp_path)}
     folders["drafter"] = folders["target"]
     engine = load(folders, drafter, **({"tree": "chain:3"} if drafter else {}))
-    reads: list[int] = []
-    commit = RecurrentRows._commit
-    monkeypatch.setattr(RecurrentRows, "_commit", lambda *args: reads.append(len(args[2])) or commit(*args))
+    reads = calls_of(monkeypatch, RecurrentRows, "_commit")
     worker = work(engine)
     prompts = [ids(1, 200), ids(1, 200), [*ids(1, 192), *ids(2, 80)], [*ids(1, 130), *ids(3, 9)], ids(4, 20)]
     listeners = [asked(worker, job(engine, prompt, i, 12)) for i, prompt in enumerate(prompts)]
     finish(worker, *listeners)
-    assert sum(reads) <= (1 + (drafter == "drafter")) * (199 + 7 + 79 + 138 + 19)
+    assert sum(len(given[2]) for given in reads) <= (1 + (drafter == "drafter")) * (199 + 7 + 79 + 138 + 19)
     for i, (prompt, listener) in enumerate(zip(prompts, listeners, strict=True)):
         want = alone(engine, prompt, i, 12)
         assert listener.wait() == want.token_ids, i

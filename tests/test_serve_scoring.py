@@ -6,24 +6,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.engine import Engine
 from foretoken.models.target import LMTargetSession
 from foretoken.serve.prefix import BLOCK
 from listening import Listener, alone, asked, finish, job, load
 from listening import folders as folders  # fixtures
 from listening import work as work
-from serving import NAME, toy_engine
+from serving import NAME
 from serving import client as client  # fixtures
+from serving import engine as engine
 from serving import server as server
+from watching import calls_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TEXT = "def f(x):\n    return x + 1\n\n\n" * 8
 LENGTHS = (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK + 7)
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return toy_engine(tmp_path_factory.mktemp("served"))
 
 
 @pytest.mark.parametrize("new", [0, 9])
@@ -59,13 +55,7 @@ def test_they_are_transformers_own(folders, work, drafter, new):
 def test_what_was_scored_is_not_read_again(folders, work, monkeypatch):
     engine = load(folders, None)
     one = job(engine, TEXT[: 2 * BLOCK + 9], 3, 4)
-    read, whole = [], LMTargetSession.read
-
-    def counted(self: LMTargetSession, row: int, sequence: object, end: int) -> None:
-        read.append(end)
-        whole(self, row, sequence, end)
-
-    monkeypatch.setattr(LMTargetSession, "read", counted)
+    read = calls_of(monkeypatch, LMTargetSession, "read")
     worker = work(engine, start=True, max_batch=2)
     asked(worker, replace(one, top_logprobs=0, scores_prompt=True)).wait()
     assert read == []

@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LlamaConfig
 
 import foretoken
 from foretoken.cli.options import demo_folder
@@ -23,8 +23,6 @@ TARGET = str(demo_folder() / "target")
 
 
 def config():
-    from transformers import GenerationConfig, LlamaConfig
-
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 50}
     return LlamaConfig(**shape, num_attention_heads=2), GenerationConfig()
 
@@ -65,12 +63,14 @@ def test_folders_are_loaded_in_threads():
     assert len(loaded) == 9
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16])
-def test_a_default_dtype_disturbs_no_products(dtype: torch.dtype):
-    torch.set_default_dtype(dtype)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float16, None])
+def test_a_default_dtype_and_autocast_disturb_no_products(dtype: torch.dtype | None):
+    """None: autocast to bfloat16."""
+    torch.set_default_dtype(dtype or torch.float32)
     try:
-        panels.check_quantised.__wrapped__("q4_0")
-        assert panels._works.__wrapped__()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is None):
+            panels.check_quantised.__wrapped__("q4_0")
+            assert panels._works.__wrapped__()
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -106,12 +106,6 @@ def test_a_default_device_disturbs_neither_a_load_nor_texts(options: dict[str, s
             generation_config=GenerationConfig(max_length=9, do_sample=True, eos_token_id=0),
             draft_model="ngram",
         ).shape == (1, 9)
-
-
-def test_autocast_disturbs_no_products():
-    with torch.autocast("cpu", torch.bfloat16):
-        panels.check_quantised.__wrapped__("q4_0")
-        assert panels._works.__wrapped__()
 
 
 @pytest.mark.usefixtures("unchecked")  # the checks of types draw from `random`

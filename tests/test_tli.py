@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import foretoken
 import tiny
 import tiny_tables as tables
 import tokenizers_zoo as zoo
@@ -98,22 +97,3 @@ def test_what_does_not_fit_is_told():
         zoo.load_bytes(vocab="tli", tokenizer=None, drafter_tokenizer=None)
     with pytest.raises(ForetokenError, match="byte-level BPE"):
         zoo.load_bytes(vocab="tli", drafter_tokenizer=zoo.word_level())
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"vocab": "foo"}, "Unknown vocab foo"),
-        ({"vocab": "foo", "drafter": "ngram"}, "Unknown vocab foo"),
-        ({"vocab": "tli", "drafter": "ngram"}, "vocab tli is for a drafter model.*drafter ngram has none: leave vocab"),
-        ({"vocab": "tli", "drafter": None}, "drafter none has none: leave vocab out"),
-        ({"vocab": "slrs", "law": "iid"}, "vocab slrs draws in a way of its own, to which law iid means nothing"),
-        ({"vocab": "slem", "verifier": "block"}, "that vocab slem does not give: choose exact-match"),
-        ({"vocab": None, "tokenizer": None}, "has 263 tokens and target .* 300, which is not one vocabulary"),
-    ],
-)
-def test_what_does_not_go_with_a_vocabulary_is_refused(settings, says):
-    drafter, tokenizer = zoo.byte_only(), zoo.byte_only()
-    models = {"drafter": tiny.llama(1, vocab=263), "tokenizer": tokenizer, "drafter_tokenizer": drafter}
-    with pytest.raises(ForetokenError, match=says):
-        foretoken.load(tiny.llama(0, vocab=300), device="cpu", **{**models, **settings})

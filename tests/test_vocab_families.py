@@ -8,7 +8,7 @@ import torch
 import foretoken
 import tiny
 import tokenizers_zoo as zoo
-from foretoken.build import plain
+from engines import check_batch, check_greedy
 from thinning import one_in
 
 PAIRS = [
@@ -28,12 +28,10 @@ def test_every_method_writes_the_plain_text_at_temperature_0(source, dest):
     tokenizer, other = zoo.FAMILIES[source](), zoo.FAMILIES[dest]()
     target, drafter = model(0, tokenizer), model(1, other)
     options = {"tokenizer": tokenizer, "device": "cpu", "compile": "off"}
-    plain = foretoken.load(target, **options).generate(PROMPTS, max_new_tokens=6, temperature=0.0)
     for vocab, tree in (("tli", "kary:2x2"), ("slem", "kary:2x2"), ("slrs", "chain:2"), ("union", "chain:2")):
         engine = foretoken.load(target, drafter=drafter, drafter_tokenizer=other, vocab=vocab, tree=tree, **options)
-        results = engine.generate(PROMPTS, max_new_tokens=6, temperature=0.0)
+        results = check_greedy(engine, PROMPTS, 6)
         sampled = engine.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1)
-        assert [r.token_ids for r in results] == [r.token_ids for r in plain], vocab
         assert sum(r.stats.num_drafted for r in (*results, *sampled)) > 0, vocab
 
 
@@ -61,11 +59,8 @@ def test_text_is_the_plain_text_alone_and_in_a_batch(vocab, drafter, options):
     before = copy.deepcopy(small.state_dict())
     both = {"tokenizer": zoo.byte_level(), "drafter_tokenizer": other, "device": "cpu"}
     engine = foretoken.load(target, drafter=small, vocab=vocab, **both, **options)
-    want = [r.token_ids for r in plain(engine).generate(AWKWARD, max_new_tokens=10, temperature=0.0)]
-    assert [r.token_ids for r in engine.generate(AWKWARD, max_new_tokens=10, temperature=0.0)] == want
-    alone = [engine.generate(p, max_new_tokens=10, temperature=0.8, seed=5 + i) for i, p in enumerate(AWKWARD)]
-    together = engine.generate(AWKWARD, max_new_tokens=10, temperature=0.8, seed=5)
-    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    check_greedy(engine, AWKWARD, 10)
+    check_batch(engine, AWKWARD, 10, 0.8)
     assert all(torch.equal(before[name], now) for name, now in small.state_dict().items())  # never modified
 
 
