@@ -188,7 +188,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str, str, 
     package = str(Path(foretoken.__file__).parents[1])  # a relative PYTHONPATH means another package in that folder
     done = subprocess.run(
         [sys.executable, "-c", program, "lines.json"], cwd=folder, env={**os.environ, "PYTHONPATH": package},
-        capture_output=True, text=True, check=True,
+        capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
