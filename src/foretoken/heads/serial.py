@@ -22,9 +22,9 @@ from foretoken.heads.head import Backend, Head, PublishedHead
 from foretoken.heads.layer import Attend, cached
 from foretoken.heads.layouts import EMBEDDING
 from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, planes_of
-from foretoken.models.cache import Planes, SlotCache
+from foretoken.models.cache import Place, Planes, SlotCache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
-from foretoken.models.growing_tree import causal_mask
+from foretoken.models.growing_tree import NewNodes, causal_mask
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.panels import use_threads
 from foretoken.models.parts import LayerShape, TargetParts
@@ -253,7 +253,7 @@ class SerialRows(HeadRows):
             chunk = list(tokens[i : i + CHUNK])
             start, n = of_row.length - 1, len(chunk)
             self._check_room(start + n)
-            self.cache.place(slice(row, row + 1), start, n, start + n)
+            self.cache.place(Place(slice(row, row + 1), start, n, start + n))
             mask = causal_mask(start, n, LOW, self.head.window)
             states = self._enter(of_row.features[None, start : start + n])
             self._forward([chunk], states, np.arange(start, start + n)[None], mask, scored=False)
@@ -262,20 +262,15 @@ class SerialRows(HeadRows):
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
-        n = max(map(len, tokens))
-        if not n:
+        new = NewNodes([row.tree for row in self.rows], [row.length - 1 for row in self.rows], firsts)
+        if not new.n:
             return [self._none() for _ in firsts]
-        inputs, positions = [], np.zeros((len(tokens), n), np.int64)
-        for i, (row, first, new) in enumerate(zip(self.rows, firsts, tokens, strict=True)):
-            inputs.append(self._inputs(row, first, n))
-            positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
-        trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
-        mask = self._place(trees, lengths, firsts)
-        ids = [[*t, *[0] * (n - len(t))] for t in tokens]
-        logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
-        for row, new, of_row in zip(self.rows, tokens, made, strict=True):
-            row.states += of_row[: len(new)].unbind(0)
-        return [of_row[: len(new)] for new, of_row in zip(tokens, logits, strict=True)]
+        inputs = torch.stack([self._inputs(row, first, new.n) for row, first in zip(self.rows, firsts, strict=True)])
+        positions, mask = np.array(new.positions()), self._placed(new)
+        logits, made = self._forward(new.padded(tokens), inputs, positions, mask, scored=True)
+        for row, ids, of_row in zip(self.rows, tokens, made, strict=True):
+            row.states += of_row[: len(ids)].unbind(0)
+        return [of_row[: len(ids)] for ids, of_row in zip(tokens, logits, strict=True)]
 
     def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
         """Return the target's states as the head's own; in float32 where the kernel reads them."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.growing_tree import GrowingTree
+from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.llama_kernel import KernelRows, LlamaKernel
 from foretoken.models.rows import Rows
 
@@ -71,13 +71,13 @@ class FusedRows(Rows):
         Returns None where some probability is not finite; then no node was appended.
         """
         self._check_room(row, len(tokens))
-        tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
+        tree, first, out = self._trees[row], len(self._trees[row]), None
         try:
             tree.grow(parents)
-            positions = [length + depth for depth in tree.depths[first:]]
+            new = NewNodes([tree], [self.lengths[row]], [first])
+            (positions,) = new.positions()
             self._lm.check_position(max(positions))
-            self._place(slice(row, row + 1), length + first, len(tokens), length + len(tree))
-            masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
+            masks = self._placed(slice(row, row + 1), new)
             out = self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)
         finally:
             if out is None:

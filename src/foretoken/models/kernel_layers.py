@@ -12,7 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
-from foretoken.models.cache import Slots, slots_of
+from foretoken.models.cache import Place, Slots
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, first_attention, head_norm, norm_eps, read_layer
 from foretoken.models.experts import PanelMixture
@@ -197,11 +197,10 @@ class KernelSlots(Slots):
             places = [kind if turns else -1 for kind, turns in zip(records["kind"], layers.rotated, strict=True)]
             records[name] = [parts[place].ctypes.data for place in places]
         self.model = Model(records, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps)
-        self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
-    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
-        self._rows, self._slots, self._used = rows, slots_of(rows, start, n), used
+    def place(self, at: Place) -> None:
+        """Set which slots the next forward reads and writes; at: these slots."""
+        self.at = at
 
     def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
         """Return the nodes whose slots `place` has set, as compiled functions take them.
@@ -212,9 +211,10 @@ class KernelSlots(Slots):
         from foretoken.kernel.model import Nodes
 
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
-        b, n = self._slots.shape
+        slots = self.at.slots
+        b, n = slots.shape
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
-        return Nodes(positions, self._slots, self._rows.start, self._used, seen)
+        return Nodes(positions, slots, self.at.rows.start, self.at.used, seen)
 
     def draw_chain(
         self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws

@@ -154,7 +154,8 @@ class KernelRows(KernelSlots):
             if k.residual != 1 or k.divisor != 1:
                 scales = [k.divisor if layer == FINAL else k.residual for layer in asked]
                 wanted.states[:] *= np.array(scales, np.float32)[:, None, None]
-            features.keep(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
+            states = torch.from_numpy(wanted.states)
+            features.keep(self.at, states.view(len(layers), -1, self.at.n, k.embedding.width))
         return torch.from_numpy(out) if finite else None
 
     def draft_chain(

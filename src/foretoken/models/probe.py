@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError, is_shortage
 from foretoken.core.shapes import Float
+from foretoken.models.cache import Place
 
 if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
@@ -162,7 +163,7 @@ def _scores(rows: "Rows", tokens: list[int], parents: list[int], keep: list[int]
 def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
     """Return the logits after one token behind the text that is given any position."""
     start = rows.lengths[0]
-    rows._place(slice(0, 1), start, 1, start + 1)
+    rows.cache.place(Place(slice(0, 1), start, 1, start + 1))
     return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
 
 
