@@ -21,10 +21,11 @@ from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.flat import LevelRows
 from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached
-from foretoken.heads.rows import CHUNK, HeadRow, planes_of
+from foretoken.heads.rows import HeadRow, planes_of
 from foretoken.models.cache import Place, SlotCache
 from foretoken.models.features import FINAL
 from foretoken.models.parts import LayerShape, TargetParts
+from foretoken.models.rows import CHUNK
 
 LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
 LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer

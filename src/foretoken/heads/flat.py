@@ -16,10 +16,11 @@ from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm, cached
-from foretoken.heads.rows import CHUNK, LOW, HeadRows, planes_of
+from foretoken.heads.rows import LOW, HeadRows, planes_of
 from foretoken.models.cache import SlotCache
 from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.parts import LayerShape, TargetParts
+from foretoken.models.rows import CHUNK
 
 
 class ResidualBlock(nn.Module):

@@ -24,7 +24,6 @@ from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.static import StaticRows
 
 LOW = float(torch.finfo(torch.float16).min)  # what a mask adds to the attention score of a hidden slot, in every dtype
-CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
 
 @dataclass

@@ -53,7 +53,7 @@ class FusedRows(Rows):
         assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)
         self._lm.check_position(start + nodes - 1)
-        drawn = self.cache.draft_chain(row, past, tokens, start, draws)
+        drawn, _ = self.cache.draft_chain(row, past, tokens, start, draws)
         if not drawn.tokens:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drawn.tokens) - 2))

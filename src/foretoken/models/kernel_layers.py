@@ -130,6 +130,10 @@ class KernelLayers:
         """Return this object: addresses of copied weights would be others, and the weights are only read."""
         return self
 
+    def open(self, batch: int, slots: int) -> "KernelSlots":
+        """Allocate a slot cache for `batch` rows of `slots` slots each."""
+        return KernelSlots(self, batch, slots)
+
     def halve_cache(self) -> None:
         """Let caches that are opened from now on be in bfloat16 where all layers' weights are quantised.
 
@@ -216,18 +220,26 @@ class KernelSlots(Slots):
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
         return Nodes(positions, slots, self.at.rows.start, self.at.used, seen)
 
-    def draw_chain(
-        self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
-    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.
+    def draft_chain(
+        self, row: int, past: Sequence[int], read: Sequence[int], start: int, draws: ChainDraws,
+        states: np.ndarray | None = None,
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:  # fmt: skip
+        """Draw a chain of tokens as forwards, softmax and draws per level would, bit for bit.
 
-        row, past, read, start, draws: as in `KernelRows.draft_chain`.
-        states: as in kernel.chain.Text.
+        row: the index of the row.
+        past: ids in which guesses of the next tokens are looked up, which saves forwards; see kernel.chain.Text.
+        read: ids that follow the row's committed tokens.
+        start: the slot, and the position, of the first of them.
+        draws: how tokens are drawn, and how many at most.
+        states: of a draft head the states that it reads beside `read` [tokens, d]; None for a language model.
+
         Returns the chain, and the states after its read tokens [tokens, d], zeros where no forward was run. Raises
         IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
+        if states is None:
+            states = np.zeros((0, self.layers.embedding.width), np.float32)
         looked_up, unread = np.array(past, np.int64), np.array(read)
         for tokens in (looked_up, unread):
             check_known(tokens, self.layers.embedding)
