@@ -97,13 +97,9 @@ def first_forward(model: nn.Module, own: bool) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
-    """Raise ForetokenError, which names its class, for a model that does not follow the tree mask and the position ids.
-
-    lm: the model, ready to open rows.
-    plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
-    """
-    kind = type(lm.weights).__name__
+def check_probe(lm: "CausalLM") -> None:
+    """Raise ForetokenError, which names its class, for a model `lm` that does not follow tree mask and position ids."""
+    kind, plain = type(lm.weights).__name__, lm._layout.probe
     a, b, c, d, x, z = probe_tokens(lm.weights)
     rows = lm.open(1, 8)
     rows.extend(rows.join(), [a, b])
