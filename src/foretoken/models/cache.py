@@ -94,11 +94,10 @@ class Place(NamedTuple):
             return np.arange(self.start, self.start + self.n)[None].repeat(self.rows.stop - self.rows.start, 0)
         return np.array(self.start)
 
-    def indices(self, device: torch.device) -> tuple[slice, slice] | tuple[Tensor, Tensor]:
-        """Return the index of the nodes in a tensor [b, slots, ...] on `device` that has the rows of the forward."""
-        if isinstance(self.start, int):
-            return slice(None), slice(self.start, self.start + self.n)
-        return torch.arange(len(self.start), device=device)[:, None], torch.tensor(self.start, device=device)
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return which of the b rows [b, 1], and what slot [b, n], each node has, on `device`."""
+        slots = torch.from_numpy(self.slots).to(device)
+        return torch.arange(len(slots), device=device)[:, None], slots
 
 
 class Slots:
@@ -162,7 +161,7 @@ class SlotCache(NodeCache, Slots):
         ]
         self._reads: Sequence[Tensor] = ()
         self._writes: Sequence[Tensor] = ()
-        self._index: Any = None  # of the nodes, where they do not stand one behind the other
+        self._indices: tuple[Tensor, Tensor] | None = None  # where nodes do not stand one behind the other
 
     @torch.inference_mode()
     def place(self, at: Place) -> None:
@@ -171,10 +170,10 @@ class SlotCache(NodeCache, Slots):
         stores = [store[:, at.rows] for store in self.stores]
         self._reads = self._spread([s[:, :, :, : at.used].unbind(0) for s in stores])
         if isinstance(at.start, int):
-            self._index = None
+            self._indices = None
             self._writes = self._spread([s.narrow(3, at.start, at.n).unbind(0) for s in stores])
         else:  # index_put wants the indexed axes side by side: [b, slots, heads, dim]
-            self._index = at.indices(self.stores[0].device)
+            self._indices = at.indices(self.stores[0].device)
             self._writes = self._spread([s.transpose(2, 3).unbind(0) for s in stores])
 
     def _spread(self, views: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:
@@ -190,10 +189,10 @@ class SlotCache(NodeCache, Slots):
         """
         i = self.of_layer[layer_idx]
         assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
-        if self._index is None:
+        if self._indices is None:
             self._writes[i].copy_(key_states)
             self._writes[i + 1].copy_(value_states)
         else:
-            self._writes[i].index_put_(self._index, key_states.transpose(1, 2))
-            self._writes[i + 1].index_put_(self._index, value_states.transpose(1, 2))
+            self._writes[i].index_put_(self._indices, key_states.transpose(1, 2))
+            self._writes[i + 1].index_put_(self._indices, value_states.transpose(1, 2))
         return self._reads[i], self._reads[i + 1]

@@ -37,10 +37,17 @@ class FeatureStore(Slots):
     @torch.inference_mode()
     def keep(self, at: Place, states: Iterable[Float[Tensor, "b n d"]]) -> None:
         """Write the states of a forward; at: where its nodes stand; states: per layer of `distinct` [b, n, d]."""
-        of_rows, index = self._store[at.rows], at.indices(self._store.device)
+        new, indices = self._store[at.rows], None
+        if isinstance(at.start, int):
+            new = new[:, at.start : at.start + at.n]
+        else:
+            indices = at.indices(new.device)
         of_layer = dict(zip(self.distinct, states, strict=True))
-        for layer, part in zip(self.layers, of_rows.chunk(len(self.layers), -1), strict=True):
-            part[index] = of_layer[layer].to(part.dtype)
+        for layer, part in zip(self.layers, new.chunk(len(self.layers), -1), strict=True):
+            if indices is None:
+                part.copy_(of_layer[layer])
+            else:
+                part.index_put_(indices, of_layer[layer].to(part.dtype))
 
     def of_row(self, row: int, length: int) -> Float[Tensor, "t f"]:
         """Return the states of the first `length` tokens of the row with index `row` [length, f], as a view."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
+from foretoken.models.cache import Place
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.llama_kernel import KernelRows, LlamaKernel
@@ -71,13 +72,14 @@ class FusedRows(Rows):
         Returns None where some probability is not finite; then no node was appended.
         """
         self._check_room(row, len(tokens))
-        tree, first, out = self._trees[row], len(self._trees[row]), None
+        tree, length, out = self._trees[row], self.lengths[row], None
+        first = len(tree)
         try:
             tree.grow(parents)
-            new = NewNodes([tree], [self.lengths[row]], [first])
-            (positions,) = new.positions()
+            positions = [length + depth for depth in tree.depths[first:]]
             self._lm.check_position(max(positions))
-            masks = self._placed(slice(row, row + 1), new)
+            self.cache.place(Place(slice(row, row + 1), length + first, len(tokens), length + first + len(tokens)))
+            masks = self._masks(NewNodes([tree], [length], [first]))
             out = self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)
         finally:
             if out is None:

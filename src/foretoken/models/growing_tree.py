@@ -114,9 +114,10 @@ class NewNodes:
         firsts: per row the index in its tree of the first node of this forward.
         """
         self._rows = list(zip(trees, lengths, firsts, strict=True))
-        self._counts = [len(tree) - first for tree, _, first in self._rows]
-        self.n = max(self._counts)
-        self.used = max([length + len(tree) for tree, length, _ in self._rows])
+        self.n = self.used = 0
+        for tree, length, first in self._rows:
+            size = len(tree)
+            self.n, self.used = max(self.n, size - first), max(self.used, length + size)
 
     def place(self, rows: slice, slots: int) -> Place:
         """Return where the nodes are written, padding included: behind a row's nodes, or in slot `slots`.
@@ -127,7 +128,7 @@ class NewNodes:
         starts = [length + first for _, length, first in self._rows]
         if min(starts) == max(starts) and starts[0] + self.n <= slots + 1:
             return Place(rows, starts[0], self.n, self.used)
-        of_nodes = [range(start, start + count) for start, count in zip(starts, self._counts, strict=True)]
+        of_nodes = [range(length + first, length + len(tree)) for tree, length, first in self._rows]
         return Place(rows, self.padded(of_nodes, slots), self.n, self.used)
 
     def padded(self, numbers: Iterable[Sequence[int]], padding: int = 0) -> list[list[int]]:
@@ -147,19 +148,26 @@ class NewNodes:
         """
         if window is not None and self.used <= window:
             window = None
-        last = [length + tree.depths[-1] for tree, length, first in self._rows if len(tree) > first]
-        if self.n == 1 and window is None and last == [self.used - 1] * len(self._rows):
+        if (
+            self.n == 1
+            and window is None
+            and all(
+                len(tree) > first and length + tree.depths[-1] + 1 == self.used for tree, length, first in self._rows
+            )
+        ):
             return None
         mask = np.full((len(self._rows), 1, self.n, self.used), self._rows[0][0].low, np.float32)
-        for rows, (tree, length, first), count in zip(mask[:, 0], self._rows, self._counts, strict=True):
+        for rows, (tree, length, first) in zip(mask[:, 0], self._rows, strict=True):
+            total = len(tree)
+            count = total - first
             rows[:count, :length] = 0.0
-            rows[:count, length : length + len(tree)] = tree.rows(first)
+            rows[:count, length : length + total] = tree.rows(first)
             rows[count:, 0] = 0.0
             if window is not None and count:
                 depths = np.asarray(tree.depths)
                 positions = np.concatenate([np.arange(length), length + depths])
                 far = (length + depths[first:])[:, None] - positions[None, :] >= window
-                rows[:count, : length + len(tree)][far] = tree.low
+                rows[:count, : length + total][far] = tree.low
         return mask
 
 

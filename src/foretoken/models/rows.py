@@ -144,12 +144,10 @@ class Rows:
     def _score(self, rows: slice, tokens: Sequence[Sequence[int]], firsts: list[int]) -> Float[Tensor, "b n v"]:
         """Score the new nodes of the rows in `rows`; tokens, firsts: of every row, their ids and the first's index."""
         new = NewNodes(self._trees[rows], self.lengths[rows], firsts[rows])
-        masks = self._placed(rows, new)
-        return self._forward(new.padded(tokens[rows]), new.positions(), masks, head=True)
-
-    def _placed(self, rows: slice, new: NewNodes) -> dict[str, np.ndarray | None]:
-        """Set the slots of the next forward, that of the `new` nodes of `rows`, and return its masks."""
         self.cache.place(new.place(rows, self._slots))
+        return self._forward(new.padded(tokens[rows]), new.positions(), self._masks(new), head=True)
+
+    def _masks(self, new: NewNodes) -> dict[str, np.ndarray | None]:
         return {kind: new.mask(window) for kind, window in self._windows.items()}
 
     def _forward(
