@@ -110,7 +110,7 @@ def test_a_kernel_that_is_wrong_is_found(dtype: torch.dtype, what: str, monkeypa
 
     def wrong(self: KernelRows, ids: Any, positions: Any, masks: Masks, *rest: Any) -> Any:
         if what == "positions":
-            start = int(self._slots[0, 0])
+            start = int(self.at.slots[0, 0])
             positions = [list(range(start, start + len(row))) for row in ids]
         else:
             make = deaf if what == "all seen" else sees_siblings

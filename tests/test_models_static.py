@@ -19,6 +19,7 @@ import test_features
 from foretoken.core.errors import ForetokenError
 from foretoken.core.tree import path_to
 from foretoken.models import static
+from foretoken.models.cache import Place
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
@@ -106,9 +107,8 @@ def test_a_wrong_place_is_seen(not_compiled: None, monkeypatch: pytest.MonkeyPat
     """The comparison fails where padded nodes are written over the text."""
     place = StaticRows.place
 
-    def wrong(self: StaticRows, *arguments: Any) -> None:
-        place(self, *arguments)
-        self._slots = self._slots * 0
+    def wrong(self: StaticRows, at: Place) -> None:
+        place(self, at._replace(start=(at.slots * 0).tolist()))
 
     model = tiny("llama")
     fast, slow = traced(model)[0].open(3, 60), plain_rows(model, 3, 60)

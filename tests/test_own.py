@@ -219,7 +219,7 @@ def test_a_drafter_that_fails_costs_speed_only(
             calls += 1
             if calls == at:
                 nan = np.uint32(0x7FC07FC0)  # of both bfloat16 numbers of a word, as overflows in 4 bits would leave
-                for row, (first, *_) in enumerate(self._slots):
+                for row, (first, *_) in enumerate(self.at.slots):
                     self.values.view(np.uint32)[:, row, :, (first + 1) // 2 :] = nan
                     self.keys.view(np.uint32)[:, row, :, first // 64, :, first % 64 :] = nan
                 raise ValueError("broken")

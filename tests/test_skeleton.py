@@ -40,7 +40,7 @@ def made_by_transformers(path: str, monkeypatch: pytest.MonkeyPatch) -> CausalLM
     """The model of the same file that is read without a skeleton."""
     with monkeypatch.context() as patched, warnings.catch_warnings():
         warnings.simplefilter("ignore", packed.DequantisedWarning)
-        patched.setattr(kept_model, "read_skeleton", lambda folder, make: None)
+        patched.setattr(kept_model, "read_skeleton", lambda folder: None)
         return load_model(path, CPU)
 
 

@@ -16,7 +16,7 @@ import foretoken
 from foretoken.cli.options import demo_folder
 from foretoken.kernel import compile
 from foretoken.models import panels
-from foretoken.models.kept_model import without_weights
+from foretoken.models.skeleton import without_weights
 from thinning import one_in
 
 TARGET = str(demo_folder() / "target")

@@ -245,9 +245,7 @@ def _kind_of(keys: Iterable[str]) -> str | None:
 
 
 def _loaded(folder: str | Path, parts: TargetParts) -> tuple[PublishedHead, dict[str, Any]]:
-    check_head_folder(folder)
-    path = head_file(folder)
-    assert path is not None
+    path = check_head_folder(folder)
     weights, config = _read(path), _config(Path(folder))
     kind = _kind_of(weights)
     if kind is None:

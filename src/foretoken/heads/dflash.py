@@ -21,10 +21,11 @@ from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.flat import LevelRows
 from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, Attention, DecoderLayer, RMSNorm, cached
-from foretoken.heads.rows import CHUNK, HeadRow, planes_of
-from foretoken.models.cache import SlotCache
+from foretoken.heads.rows import HeadRow, planes_of
+from foretoken.models.cache import Place, SlotCache
 from foretoken.models.features import FINAL
 from foretoken.models.parts import LayerShape, TargetParts
+from foretoken.models.rows import CHUNK
 
 LAYERS, BLOCK = 5, 16  # number of layers, and tokens per block, of a new head, as published
 LARGEST_BLOCK = 256  # the most tokens of a block, which one forward reads whole; published heads have 16 or fewer
@@ -167,7 +168,7 @@ class DFlashRows(LevelRows):
             self._read(i, start, row.features[start : start + CHUNK])
         row.read = at = len(row.features)
         root = row.tokens[row.above(len(row.tree) - 1)[0]]
-        self.cache.place(slice(i, i + 1), at, head.block, at + head.block)
+        self.cache.place(Place(slice(i, i + 1), at, head.block, at + head.block))
         mask = None  # every token of a block sees the text and the whole block
         if head.causal:
             mask = torch.ones(head.block, at + head.block, dtype=torch.bool, device=device).tril(at)
@@ -179,7 +180,7 @@ class DFlashRows(LevelRows):
     def _read(self, i: int, start: int, features: Float[Tensor, "n f"]) -> None:
         """Write keys and values made of the target's states into the cache of row i, from slot `start` on."""
         n = len(features)
-        self.cache.place(slice(i, i + 1), start, n, start + n)
+        self.cache.place(Place(slice(i, i + 1), start, n, start + n))
         cos, sin = self.head.rotary.angles(torch.arange(start, start + n, device=features.device)[None])
         context = self.head.context(features[None])
         for number, layer in enumerate(self.head.layers):

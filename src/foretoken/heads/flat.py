@@ -16,10 +16,11 @@ from foretoken.core.shapes import Float
 from foretoken.heads.checkpoint import Checkpoint
 from foretoken.heads.head import Backend, PublishedHead
 from foretoken.heads.layer import Attend, DecoderLayer, RMSNorm, cached
-from foretoken.heads.rows import CHUNK, LOW, HeadRows, planes_of
+from foretoken.heads.rows import LOW, HeadRows, planes_of
 from foretoken.models.cache import SlotCache
-from foretoken.models.growing_tree import GrowingTree
+from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.parts import LayerShape, TargetParts
+from foretoken.models.rows import CHUNK
 
 
 class ResidualBlock(nn.Module):
@@ -285,7 +286,7 @@ class HydraRows(FlatRows):
             for chain, count in zip(chains, counts, strict=True):
                 chain.grow(range(-1, count - 1))
             starts = [row.read for row in self.rows]
-            mask = self._place(chains, starts, [0] * len(starts))
+            mask = self._placed(NewNodes(chains, starts, [0] * len(starts)))
             states = pad_sequence(new, batch_first=True)
             places = torch.arange(max(counts)) + torch.tensor(starts)[:, None]
             cos, sin = self.head.rotary.angles(places.to(states.device))

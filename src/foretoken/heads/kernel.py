@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from foretoken.core.shapes import Float
 from foretoken.heads.eagle import Eagle, Gumiho
 from foretoken.heads.eagle3 import Eagle3
 from foretoken.kernel.sizes import LANES
 from foretoken.models.decoder_layer import array, bias_of
-from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, table_of
-from foretoken.models.panels import PackedEmbedding, PanelLinear
+from foretoken.models.kernel_layers import NO_FLOATS, NO_IDS, KernelLayers, KernelSlots, table_of
+from foretoken.models.panels import PackedEmbedding, PanelLinear, use_threads
 
 if TYPE_CHECKING:
     from foretoken.kernel.model import Entry, Head, Mlps
@@ -45,6 +46,68 @@ class EagleKernel(KernelLayers):
         table: Any = target.embedding if own is None else own
         plain = type(table) in (nn.Embedding, PackedEmbedding) and (own is not None or target.embedding_scale == 1)
         self.embedding = table_of(table if plain else nn.Embedding(0, shape.hidden))
+
+    def open(self, batch: int, slots: int) -> "EagleSlots":
+        return EagleSlots(self, batch, slots)
+
+
+class EagleSlots(KernelSlots):
+    """The slot cache of a batch in the kernel, with the forward of EAGLE, EAGLE-3 and Gumiho heads over it."""
+
+    layers: EagleKernel
+
+    def step(
+        self,
+        embedded: Float[Tensor, "b n d"],
+        states: Float[Tensor, "b n d"],
+        positions: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> Float[Tensor, "b n d"]:
+        """Return the states o of the nodes whose slots `place` has set [b, n, d], in float32.
+
+        embedded, states, positions: as in `Serial.made`.
+        mask: 0 for the slots that a node sees, LOW for others [b, 1, n, used]; None: all nodes see all slots.
+        """
+        from foretoken.kernel.heads import step
+
+        of_tokens, before = _rows(embedded), _rows(states)
+        x = np.empty_like(before)
+        step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
+        return torch.from_numpy(x).view(states.shape)
+
+    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Return the logits over the head's own vocabulary, for `states` that `step` returned.
+
+        Where the kernel cannot compute the LM head, these are the logits of the module over the target's vocabulary,
+        which such a head borrows.
+        """
+        from foretoken.kernel.model import scores
+
+        head = self.layers.head
+        if head.address == 0:
+            return self.layers.module.logits(states)
+        flat = states.reshape(-1, states.shape[-1]).contiguous().numpy()
+        out = np.empty((len(flat), len(head.columns) or self.layers.vocab_size), np.float32)
+        scores(flat, head, out, use_threads())
+        return torch.from_numpy(out).view(*states.shape[:-1], -1)
+
+    def parallel(self, embedded: Float[Tensor, "n k d"], states: Float[Tensor, "n k d"]) -> Float[Tensor, "n m d"]:
+        """Return the states that Gumiho's MLPs make [n, number of MLPs, d], as `Gumiho.parallel` does.
+
+        embedded: the embeddings of the first two draft tokens of n paths [n, 2, d].
+        states: the head's states from which these tokens were drawn [n, 2, d].
+        """
+        from foretoken.kernel.heads import parallel
+
+        of_tokens, before = _rows(embedded), _rows(states)
+        out = np.empty((len(states), len(self.layers.blocks), states.shape[-1]), np.float32)
+        parallel(self.model.mlps, self.model, of_tokens, before, out, use_threads())
+        return torch.from_numpy(out)
+
+
+def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
+    """Return vectors as the kernel reads them, one behind the other in float32."""
+    return x.float().reshape(-1, x.shape[-1]).contiguous().numpy()
 
 
 def eagle_kernel(head: Eagle | Eagle3) -> EagleKernel | None:

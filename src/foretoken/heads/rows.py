@@ -17,14 +17,13 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.heads.head import Head
-from foretoken.models.cache import Plane, Planes, SlotCache, write_place
-from foretoken.models.growing_tree import GrowingTree, additive_mask
+from foretoken.models.cache import Plane, Planes, SlotCache
+from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.kernel_layers import KernelSlots
 from foretoken.models.parts import LayerShape, TargetParts
 from foretoken.models.static import StaticRows
 
 LOW = float(torch.finfo(torch.float16).min)  # what a mask adds to the attention score of a hidden slot, in every dtype
-CHUNK = 512  # tokens per prefill forward: bounds the mask and the activations
 
 
 @dataclass
@@ -199,19 +198,12 @@ class HeadRows(ABC):
         width = self.target.vocab_size if self.columns is None else len(self.columns)
         return torch.empty(0, width, device=self.target.device)
 
-    def _place(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> np.ndarray | None:
-        """Set the slots of the next forward, that of the nodes from firsts[row] of each row's tree on; return its mask.
-
-        trees: the whole tree of each row.
-        lengths: per row the number of slots before those of its tree.
-        """
+    def _placed(self, new: NewNodes) -> np.ndarray | None:
+        """Set the slots of the next forward, that of the `new` nodes of all rows, and return its mask."""
         assert self.cache is not None
-        counts = [len(tree) - first for tree, first in zip(trees, firsts, strict=True)]
-        n, used = max(counts), max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
-        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
-        self._check_room(used)
-        self.cache.place(slice(0, len(trees)), write_place(starts, counts, self.slots), n, used)
-        return additive_mask(trees, lengths, firsts, n, used, self.head.window)
+        self._check_room(new.used)
+        self.cache.place(new.place(slice(0, len(self.rows)), self.slots))
+        return new.mask(self.head.window)
 
     def _seen(self, mask: np.ndarray | None) -> Float[Tensor, "b 1 n used"] | None:
         """Return `mask` as a tensor on the device and in the dtype of the target, None for None."""

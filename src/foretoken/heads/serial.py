@@ -21,18 +21,17 @@ from foretoken.core.shapes import Float, Int
 from foretoken.heads.head import Backend, Head, PublishedHead
 from foretoken.heads.layer import Attend, cached
 from foretoken.heads.layouts import EMBEDDING
-from foretoken.heads.rows import CHUNK, LOW, HeadRow, HeadRows, planes_of
-from foretoken.models.cache import Planes, SlotCache
+from foretoken.heads.rows import LOW, HeadRow, HeadRows, planes_of
+from foretoken.models.cache import Place, Planes, SlotCache
 from foretoken.models.chains import ChainDraws, DrawnChain, draw_levels
-from foretoken.models.growing_tree import causal_mask
-from foretoken.models.kernel_layers import KernelSlots
-from foretoken.models.panels import use_threads
+from foretoken.models.growing_tree import NewNodes, causal_mask
 from foretoken.models.parts import LayerShape, TargetParts
+from foretoken.models.rows import CHUNK
 from foretoken.models.static import StaticForward, StaticRows, TracedCache
 
 if TYPE_CHECKING:
     from foretoken.heads.checkpoint import Checkpoint
-    from foretoken.heads.kernel import EagleKernel
+    from foretoken.heads.kernel import EagleSlots
 
 
 class Serial(Head):
@@ -165,81 +164,17 @@ def plain_step(head, scored, ids, positions, states, cache, mask):
     return (head.logits(made), made) if scored else (made,)
 
 
-class EagleSlots(KernelSlots):
-    """The slot cache of a batch in the kernel, with the forward of EAGLE, EAGLE-3 and Gumiho heads over it."""
-
-    layers: "EagleKernel"
-
-    def step(
-        self,
-        embedded: Float[Tensor, "b n d"],
-        states: Float[Tensor, "b n d"],
-        positions: np.ndarray,
-        mask: np.ndarray | None,
-    ) -> Float[Tensor, "b n d"]:
-        """Return the states o of the nodes whose slots `place` has set [b, n, d], in float32.
-
-        embedded, states, positions: as in `Serial.made`.
-        mask: 0 for the slots that a node sees, LOW for others [b, 1, n, used]; None: all nodes see all slots.
-        """
-        from foretoken.kernel.heads import step
-
-        of_tokens, before = _rows(embedded), _rows(states)
-        x = np.empty_like(before)
-        step(self.model, of_tokens, before, self._nodes(positions.reshape(-1), {"": mask}), x, use_threads())
-        return torch.from_numpy(x).view(states.shape)
-
-    def logits(self, states: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
-        """Return the logits over the head's own vocabulary, for `states` that `step` returned.
-
-        Where the kernel cannot compute the LM head, these are the logits of the module over the target's vocabulary,
-        which such a head borrows.
-        """
-        from foretoken.kernel.model import scores
-
-        head = self.layers.head
-        if head.address == 0:
-            return self.layers.module.logits(states)
-        flat = states.reshape(-1, states.shape[-1]).contiguous().numpy()
-        out = np.empty((len(flat), len(head.columns) or self.layers.vocab_size), np.float32)
-        scores(flat, head, out, use_threads())
-        return torch.from_numpy(out).view(*states.shape[:-1], -1)
-
-    def parallel(self, embedded: Float[Tensor, "n k d"], states: Float[Tensor, "n k d"]) -> Float[Tensor, "n m d"]:
-        """Return the states that Gumiho's MLPs make [n, number of MLPs, d], as `Gumiho.parallel` does.
-
-        embedded: the embeddings of the first two draft tokens of n paths [n, 2, d].
-        states: the head's states from which these tokens were drawn [n, 2, d].
-        """
-        from foretoken.kernel.heads import parallel
-
-        of_tokens, before = _rows(embedded), _rows(states)
-        out = np.empty((len(states), len(self.layers.blocks), states.shape[-1]), np.float32)
-        parallel(self.model.mlps, self.model, of_tokens, before, out, use_threads())
-        return torch.from_numpy(out)
-
-
-def _rows(x: Float[Tensor, "*n d"]) -> np.ndarray:
-    """Return vectors as the kernel reads them, one behind the other in float32."""
-    return x.float().reshape(-1, x.shape[-1]).contiguous().numpy()
-
-
 class SerialRows(HeadRows):
     """The rows of a serial head: one forward per level, in which each node reads the state made at its parent."""
 
-    cache: SlotCache | StaticRows | EagleSlots  # pyright: ignore[reportIncompatibleVariableOverride]
+    cache: "SlotCache | StaticRows | EagleSlots"  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @torch.inference_mode()
     def __init__(self, head: Serial, batch: int, slots: int, backend: Backend | None) -> None:
         """Allocate the cache; head: the head that drafts; batch, slots, backend: as in `Head.open`."""
-        if backend is None:
-            cache = SlotCache(head.planes, batch, slots)
-        elif isinstance(backend, StaticForward):
-            cache = backend.open(batch, slots)
-        else:
-            cache = EagleSlots(backend, batch, slots)
+        cache: Any = SlotCache(head.planes, batch, slots) if backend is None else backend.open(batch, slots)
         super().__init__(head, batch, slots, cache)
-        self.kernel = cache if isinstance(cache, EagleSlots) else None
+        self.kernel: EagleSlots | None = None if isinstance(cache, SlotCache | StaticRows) else cache
 
     @torch.inference_mode()
     def _keep_slots(self, row: int, nodes: list[int]) -> None:
@@ -253,7 +188,7 @@ class SerialRows(HeadRows):
             chunk = list(tokens[i : i + CHUNK])
             start, n = of_row.length - 1, len(chunk)
             self._check_room(start + n)
-            self.cache.place(slice(row, row + 1), start, n, start + n)
+            self.cache.place(Place(slice(row, row + 1), start, n, start + n))
             mask = causal_mask(start, n, LOW, self.head.window)
             states = self._enter(of_row.features[None, start : start + n])
             self._forward([chunk], states, np.arange(start, start + n)[None], mask, scored=False)
@@ -262,20 +197,15 @@ class SerialRows(HeadRows):
     @torch.inference_mode()
     def _score(self, firsts: list[int]) -> list[Float[Tensor, "_ c"]]:
         tokens = [row.tokens[first:] for row, first in zip(self.rows, firsts, strict=True)]
-        n = max(map(len, tokens))
-        if not n:
+        new = NewNodes([row.tree for row in self.rows], [row.length - 1 for row in self.rows], firsts)
+        if not new.n:
             return [self._none() for _ in firsts]
-        inputs, positions = [], np.zeros((len(tokens), n), np.int64)
-        for i, (row, first, new) in enumerate(zip(self.rows, firsts, tokens, strict=True)):
-            inputs.append(self._inputs(row, first, n))
-            positions[i, : len(new)] = np.array(row.tree.depths[first:], np.int64) + row.length - 1
-        trees, lengths = [row.tree for row in self.rows], [row.length - 1 for row in self.rows]
-        mask = self._place(trees, lengths, firsts)
-        ids = [[*t, *[0] * (n - len(t))] for t in tokens]
-        logits, made = self._forward(ids, torch.stack(inputs), positions, mask, scored=True)
-        for row, new, of_row in zip(self.rows, tokens, made, strict=True):
-            row.states += of_row[: len(new)].unbind(0)
-        return [of_row[: len(new)] for new, of_row in zip(tokens, logits, strict=True)]
+        inputs = torch.stack([self._inputs(row, first, new.n) for row, first in zip(self.rows, firsts, strict=True)])
+        positions, mask = np.array(new.positions()), self._placed(new)
+        logits, made = self._forward(new.padded(tokens), inputs, positions, mask, scored=True)
+        for row, ids, of_row in zip(self.rows, tokens, made, strict=True):
+            row.states += of_row[: len(ids)].unbind(0)
+        return [of_row[: len(ids)] for ids, of_row in zip(tokens, logits, strict=True)]
 
     def _enter(self, features: Float[Tensor, "*n f"]) -> Float[Tensor, "*n d"]:
         """Return the target's states as the head's own; in float32 where the kernel reads them."""
@@ -304,7 +234,7 @@ class SerialRows(HeadRows):
             assert self.kernel is not None
             of_row.tree.grow(range(-1, len(tokens) - 1))
             states = self._inputs(of_row, 0, len(tokens))
-            drawn, made = self.kernel.draw_chain(row, (), tokens, states.numpy(), of_row.length - 1, draws)
+            drawn, made = self.kernel.draft_chain(row, (), tokens, of_row.length - 1, draws, states.numpy())
             of_row.tokens += tokens
         if not drawn.tokens:
             raise NotFiniteError(f"The {self.head.kind} head of {self.target.name} gave NaN or infinite logits.")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, repeat
-from typing import Any, ClassVar, no_type_check
+from typing import Any, ClassVar, NamedTuple, no_type_check
 
 import numpy as np
 import torch
@@ -72,30 +72,32 @@ def first_planes(planes: Planes) -> tuple[int | None, ...]:
     return tuple(None if pair is None else next(kept) for pair in planes)
 
 
-def write_place(starts: Sequence[int], counts: Sequence[int], slots: int) -> int | list[list[int]]:
-    """Return where a forward writes the nodes of a batch, in the form of `start` in `SlotCache.place`.
+class Place(NamedTuple):
+    """The slots that a forward writes and reads.
 
-    starts: per row the slot of its first node.
-    counts: per row the number of its nodes. Rows with fewer than the most are padded with nodes: in the slots that
-        follow if all rows start in the same slot, else in slot `slots`.
-    slots: the number of slots of a row; the cache has one more.
+    rows: the rows of the forward, b of them.
+    start: the slot of the first of a row's n nodes where they stand one behind the other and it is the same for all
+        rows; else the slots of all nodes [b][n].
+    n: the number of nodes per row.
+    used: the forward reads the slots [0, used), those of its own nodes included.
     """
-    n = max(counts)
-    if min(starts) == max(starts) and starts[0] + n <= slots + 1:
-        return starts[0]
-    return [[*range(first, first + m), *[slots] * (n - m)] for first, m in zip(starts, counts, strict=True)]
 
+    rows: slice
+    start: int | list[list[int]]
+    n: int
+    used: int
 
-def slots_of(rows: slice, start: int | Sequence[Sequence[int]], n: int) -> np.ndarray:
-    """Return the slot of each node of a forward [b, n]; rows, start, n: as in `SlotCache.place`."""
-    if isinstance(start, int):
-        return np.arange(start, start + n)[None].repeat(rows.stop - rows.start, 0)
-    return np.array(start)
+    @property
+    def slots(self) -> np.ndarray:
+        """The slot of each node [b, n]."""
+        if isinstance(self.start, int):
+            return np.arange(self.start, self.start + self.n)[None].repeat(self.rows.stop - self.rows.start, 0)
+        return np.array(self.start)
 
-
-def indices(start: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what row [b, 1] and what slot [b, n] each node has, of the slots `start` [b][n], on `device`."""
-    return torch.arange(len(start), device=device)[:, None], torch.tensor(start, device=device)
+    def indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return which of the b rows [b, 1], and what slot [b, n], each node has, on `device`."""
+        slots = torch.from_numpy(self.slots).to(device)
+        return torch.arange(len(slots), device=device)[:, None], slots
 
 
 class Slots:
@@ -143,6 +145,8 @@ class Slots:
 class SlotCache(NodeCache, Slots):
     """A transformers `Cache` whose `update` writes into slots chosen beforehand by `place` and returns views."""
 
+    at: Place
+
     def __init__(self, planes: Planes, batch: int, slots: int) -> None:
         """Allocate the cache; planes: shapes of all layers' keys and values; batch: rows; slots: per row."""
         super().__init__(first_planes(planes))
@@ -157,26 +161,19 @@ class SlotCache(NodeCache, Slots):
         ]
         self._reads: Sequence[Tensor] = ()
         self._writes: Sequence[Tensor] = ()
-        self._at: tuple[Tensor, Tensor] | None = None
+        self._indices: tuple[Tensor, Tensor] | None = None  # where nodes do not stand one behind the other
 
     @torch.inference_mode()
-    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set which slots the next forward reads and writes.
-
-        rows: the rows of the forward, b of them.
-        start: the slot of the first of a row's n nodes where they stand one behind the other and it is the same for all
-            rows; else the slots of all nodes [b][n].
-        n: the number of nodes per row.
-        used: the forward reads the slots [0, used), those of its own nodes included.
-        """
-        self.used, self.new = used, n
-        stores = [store[:, rows] for store in self.stores]
-        self._reads = self._spread([s[:, :, :, :used].unbind(0) for s in stores])
-        if isinstance(start, int):
-            self._at = None
-            self._writes = self._spread([s.narrow(3, start, n).unbind(0) for s in stores])
+    def place(self, at: Place) -> None:
+        """Set which slots the next forward reads and writes; at: these slots."""
+        self.at, self.used, self.new = at, at.used, at.n
+        stores = [store[:, at.rows] for store in self.stores]
+        self._reads = self._spread([s[:, :, :, : at.used].unbind(0) for s in stores])
+        if isinstance(at.start, int):
+            self._indices = None
+            self._writes = self._spread([s.narrow(3, at.start, at.n).unbind(0) for s in stores])
         else:  # index_put wants the indexed axes side by side: [b, slots, heads, dim]
-            self._at = indices(start, self.stores[0].device)
+            self._indices = at.indices(self.stores[0].device)
             self._writes = self._spread([s.transpose(2, 3).unbind(0) for s in stores])
 
     def _spread(self, views: list[tuple[Tensor, ...]]) -> Sequence[Tensor]:
@@ -192,10 +189,10 @@ class SlotCache(NodeCache, Slots):
         """
         i = self.of_layer[layer_idx]
         assert i is not None, f"layer {layer_idx} kept nothing when it was probed"
-        if self._at is None:
+        if self._indices is None:
             self._writes[i].copy_(key_states)
             self._writes[i + 1].copy_(value_states)
         else:
-            self._writes[i].index_put_(self._at, key_states.transpose(1, 2))
-            self._writes[i + 1].index_put_(self._at, value_states.transpose(1, 2))
+            self._writes[i].index_put_(self._indices, key_states.transpose(1, 2))
+            self._writes[i + 1].index_put_(self._indices, value_states.transpose(1, 2))
         return self._reads[i], self._reads[i + 1]

@@ -79,7 +79,7 @@ class CausalLM:
             with first_forward(self.weights, own=isinstance(self.backend, Modules)):
                 if self.recurrent:
                     check_states(self)
-                check_probe(self, self._layout.probe)
+                check_probe(self)
         if compiler is not None:
             compiler.compiling = True
 

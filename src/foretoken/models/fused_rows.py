@@ -14,8 +14,9 @@ from torch import Tensor
 
 from foretoken.core.errors import ForetokenError, NotFiniteError
 from foretoken.core.shapes import Float
+from foretoken.models.cache import Place
 from foretoken.models.chains import ChainDraws, DrawnChain
-from foretoken.models.growing_tree import GrowingTree
+from foretoken.models.growing_tree import GrowingTree, NewNodes
 from foretoken.models.llama_kernel import KernelRows, LlamaKernel
 from foretoken.models.rows import Rows
 
@@ -53,7 +54,7 @@ class FusedRows(Rows):
         assert self.drafts_chains(row, nodes)
         self._check_room(row, nodes)
         self._lm.check_position(start + nodes - 1)
-        drawn = self.cache.draft_chain(row, past, tokens, start, draws)
+        drawn, _ = self.cache.draft_chain(row, past, tokens, start, draws)
         if not drawn.tokens:
             raise NotFiniteError(f"Model {self._lm.name} gave NaN or infinite logits: check its weights and dtype.")
         self._trees[row].grow(range(-1, len(tokens) + len(drawn.tokens) - 2))
@@ -71,13 +72,14 @@ class FusedRows(Rows):
         Returns None where some probability is not finite; then no node was appended.
         """
         self._check_room(row, len(tokens))
-        tree, length, first, out = self._trees[row], self.lengths[row], len(self._trees[row]), None
+        tree, length, out = self._trees[row], self.lengths[row], None
+        first = len(tree)
         try:
             tree.grow(parents)
             positions = [length + depth for depth in tree.depths[first:]]
             self._lm.check_position(max(positions))
-            self._place(slice(row, row + 1), length + first, len(tokens), length + len(tree))
-            masks = self._masks([tree], [length], [first], len(tokens), length + len(tree))
+            self.cache.place(Place(slice(row, row + 1), length + first, len(tokens), length + first + len(tokens)))
+            masks = self._masks(NewNodes([tree], [length], [first]))
             out = self.cache.score_tree(np.array(tokens), np.array(positions), masks, temperature, self._features)
         finally:
             if out is None:

@@ -1,4 +1,6 @@
-"""The attention masks of tree nodes: a node sees the committed text, its ancestors and itself.
+"""Trees that grow while they are scored, and the attention masks of their nodes.
+
+A node sees the committed text, its ancestors and itself.
 
 Slots of a row: [0, length) committed tokens, [length, length + len(tree)) tree nodes in the order they were scored.
 
@@ -11,13 +13,14 @@ Slots of a row: [0, length) committed tokens, [length, length + len(tree)) tree 
         D   T T T T . T
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 from foretoken.core.errors import ForetokenError
+from foretoken.models.cache import Place
 
 
 def lowest(dtype: torch.dtype) -> float:
@@ -96,45 +99,83 @@ class GrowingTree:
             before = node
 
 
-def additive_mask(
-    trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int], n: int, used: int, window: int | None
-) -> np.ndarray | None:
-    """Return the mask of a forward, 0 or low in float32 [b, 1, n, used]; None if every node sees every slot.
+class NewNodes:
+    """The nodes that a forward scores: in each of its rows the last ones of a tree behind the committed tokens.
 
-    Rows with fewer than n nodes are padded with nodes that see slot 0, since a softmax over nothing is NaN in some
-    kernels.
-
-    trees: per row all its nodes; those of this forward are appended already.
-    lengths: per row the number of committed tokens.
-    firsts: per row the index in its tree of the first node of this forward.
-    n: nodes per row of the forward.
-    used: slots that the forward reads.
-    window: how many positions a node sees, its own included; None: all.
+    n: the most of them in a row. Other rows are padded.
+    used: the number of slots that the forward reads.
     """
-    if window is not None and used <= window:
-        window = None
-    placed = list(zip(trees, lengths, firsts, strict=True))
-    if n == 1 and window is None and all(len(t) > f and length + t.depths[-1] + 1 == used for t, length, f in placed):
-        return None
-    mask = np.full((len(trees), 1, n, used), trees[0].low, np.float32)
-    for rows, (tree, length, first) in zip(mask[:, 0], placed, strict=True):
-        total, count = len(tree), len(tree) - first
-        rows[:count, :length] = 0.0
-        rows[:count, length : length + total] = tree.rows(first)
-        rows[count:, 0] = 0.0
-        if window is not None and count:
-            depths = np.asarray(tree.depths)
-            positions = np.concatenate([np.arange(length), length + depths])
-            far = (length + depths[first:])[:, None] - positions[None, :] >= window
-            rows[:count, : length + total][far] = tree.low
-    return mask
+
+    def __init__(self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int]) -> None:
+        """Take the nodes of some rows.
+
+        trees: per row all its nodes; those of this forward are appended already.
+        lengths: per row the number of committed tokens.
+        firsts: per row the index in its tree of the first node of this forward.
+        """
+        self._rows = list(zip(trees, lengths, firsts, strict=True))
+        self.n = self.used = 0
+        for tree, length, first in self._rows:
+            size = len(tree)
+            self.n, self.used = max(self.n, size - first), max(self.used, length + size)
+
+    def place(self, rows: slice, slots: int) -> Place:
+        """Return where the nodes are written, padding included: behind a row's nodes, or in slot `slots`.
+
+        rows: the rows of the forward.
+        slots: the number of slots of a row; the cache has one more.
+        """
+        starts = [length + first for _, length, first in self._rows]
+        if min(starts) == max(starts) and starts[0] + self.n <= slots + 1:
+            return Place(rows, starts[0], self.n, self.used)
+        of_nodes = [range(length + first, length + len(tree)) for tree, length, first in self._rows]
+        return Place(rows, self.padded(of_nodes, slots), self.n, self.used)
+
+    def padded(self, numbers: Iterable[Sequence[int]], padding: int = 0) -> list[list[int]]:
+        """Return a number per node [b][n]; numbers: per row those of its own; padding: the number of the others."""
+        return [[*of_row, *[padding] * (self.n - len(of_row))] for of_row in numbers]
+
+    def positions(self) -> list[list[int]]:
+        """Return the position of each node [b][n]."""
+        return self.padded([[length + depth for depth in tree.depths[first:]] for tree, length, first in self._rows])
+
+    def mask(self, window: int | None) -> np.ndarray | None:
+        """Return the mask of the forward, 0 or low in float32 [b, 1, n, used]; None if every node sees every slot.
+
+        A padded node sees slot 0, since a softmax over nothing is NaN in some kernels.
+
+        window: how many positions a node sees, its own included; None: all.
+        """
+        if window is not None and self.used <= window:
+            window = None
+        if (
+            self.n == 1
+            and window is None
+            and all(
+                len(tree) > first and length + tree.depths[-1] + 1 == self.used for tree, length, first in self._rows
+            )
+        ):
+            return None
+        mask = np.full((len(self._rows), 1, self.n, self.used), self._rows[0][0].low, np.float32)
+        for rows, (tree, length, first) in zip(mask[:, 0], self._rows, strict=True):
+            total = len(tree)
+            count = total - first
+            rows[:count, :length] = 0.0
+            rows[:count, length : length + total] = tree.rows(first)
+            rows[count:, 0] = 0.0
+            if window is not None and count:
+                depths = np.asarray(tree.depths)
+                positions = np.concatenate([np.arange(length), length + depths])
+                far = (length + depths[first:])[:, None] - positions[None, :] >= window
+                rows[:count, : length + total][far] = tree.low
+        return mask
 
 
 def causal_mask(start: int, n: int, low: float, window: int | None) -> np.ndarray:
     """Return the mask of a chain of n tokens after `start` committed ones, float32 [1, 1, n, start + n].
 
     low: what is added to the attention score of a hidden slot; 0 is added to that of a visible one.
-    window: as in `additive_mask`.
+    window: as in `NewNodes.mask`.
     """
     mask = np.zeros((1, 1, n, start + n), np.float32)
     mask[0, 0, :, start:] = _later(n, low)

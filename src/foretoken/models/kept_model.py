@@ -7,9 +7,7 @@ later starts need neither transformers' code nor the probe.
 import functools
 import gc
 import hashlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +15,10 @@ from typing import Any, TypeVar
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 
 from foretoken import kernel, models
 from foretoken.catalogue.kept import drop_unused, kept
-from foretoken.core.making import making
 from foretoken.gguf.tensors import ROUTER
 from foretoken.kernel.processor import FEATURES, MATRIX, NAME
 from foretoken.models.causal_lm import CausalLM
@@ -32,7 +29,7 @@ from foretoken.models.llama_kernel import FAMILY, llama_kernel
 from foretoken.models.mapped import read_ahead, weight_files
 from foretoken.models.panels import PackedEmbedding, PackedLinear, one_thread
 from foretoken.models.panels import pack as lay_out
-from foretoken.models.skeleton import Skeleton, modules_of, read_skeleton, write_skeleton
+from foretoken.models.skeleton import Skeleton, modules_of, read_skeleton, without_weights, write_skeleton
 
 M = TypeVar("M", bound=HFModel | Skeleton)
 Weights = Mapping[str, tuple[Tensor, str]]  # name -> (values or packed bytes, its kind of blocks in the file or "")
@@ -70,7 +67,7 @@ def kept_model(
         if known and usual._attn_implementation == "sdpa" and llama_kernel(model) is not None:
             with one_thread():
                 write_skeleton(own, modules, model, layout(model))
-        if (written := read_skeleton(own, without_weights)) is not None:
+        if (written := read_skeleton(own)) is not None:
             made.clear()
             del model
             gc.collect()  # its memory is needed, and it stands in a circle of references
@@ -81,7 +78,7 @@ def kept_model(
     own = kept(source, f"skeletons/{version('transformers')}-{_what_runs()}", write)
     if own is not None and made:
         drop_unused(own)
-    found = None if own is None or made else read_skeleton(own, without_weights)
+    found = None if own is None or made else read_skeleton(own)
     model = found or (made[0] if made else make())
     model.config.name_or_path = name
     if isinstance(model, Skeleton):
@@ -196,43 +193,3 @@ def bare_model(folder: Path, dtype: torch.dtype | None = None) -> HFModel:
 
     config: Any = AutoConfig.from_pretrained(folder)
     return without_weights(config, GenerationConfig.from_pretrained(folder), dtype or config.dtype)
-
-
-def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
-    """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
-
-    config: its configuration, which names its class.
-    generation: the configuration of its generation.
-    dtype: its dtype.
-    """
-    with making, _no_parameters():
-        model = auto_class(config).from_config(config, dtype=dtype)
-    model.generation_config = generation
-    return model
-
-
-def auto_class(config: PreTrainedConfig) -> Any:
-    """Return transformers' class that makes the model with a `config`: that of models of text, where one has it."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # takes seconds
-    from transformers.models.auto import modeling_auto as known
-
-    with_images = config.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    for_text = config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return AutoModelForImageTextToText if with_images and not for_text else AutoModelForCausalLM
-
-
-@contextmanager
-def _no_parameters() -> Iterator[None]:
-    """Let parameters that this thread makes inside the block take no memory; buffers are made as usual."""
-    register, thread = nn.Module.register_parameter, threading.get_ident()
-
-    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and threading.get_ident() == thread:
-            param = nn.Parameter(param.to("meta"), requires_grad=False)
-        register(self, name, param)
-
-    nn.Module.register_parameter = on_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register

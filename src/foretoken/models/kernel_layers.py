@@ -12,7 +12,7 @@ from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
 from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
-from foretoken.models.cache import Slots, slots_of
+from foretoken.models.cache import Place, Slots
 from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import array, first_attention, head_norm, norm_eps, read_layer
 from foretoken.models.experts import PanelMixture
@@ -130,6 +130,10 @@ class KernelLayers:
         """Return this object: addresses of copied weights would be others, and the weights are only read."""
         return self
 
+    def open(self, batch: int, slots: int) -> "KernelSlots":
+        """Allocate a slot cache for `batch` rows of `slots` slots each."""
+        return KernelSlots(self, batch, slots)
+
     def halve_cache(self) -> None:
         """Let caches that are opened from now on be in bfloat16 where all layers' weights are quantised.
 
@@ -197,11 +201,10 @@ class KernelSlots(Slots):
             places = [kind if turns else -1 for kind, turns in zip(records["kind"], layers.rotated, strict=True)]
             records[name] = [parts[place].ctypes.data for place in places]
         self.model = Model(records, layers.embedding, layers.entry, layers.head, layers.serial, layers.mlps)
-        self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
-    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
-        self._rows, self._slots, self._used = rows, slots_of(rows, start, n), used
+    def place(self, at: Place) -> None:
+        """Set which slots the next forward reads and writes; at: these slots."""
+        self.at = at
 
     def _nodes(self, positions: np.ndarray, masks: Mapping[str, np.ndarray | None]) -> "Nodes":
         """Return the nodes whose slots `place` has set, as compiled functions take them.
@@ -212,22 +215,31 @@ class KernelSlots(Slots):
         from foretoken.kernel.model import Nodes
 
         given = [masks[kind or ""] for kind in self.layers.kinds] if len(masks) > 1 else masks.values()
-        b, n = self._slots.shape
+        slots = self.at.slots
+        b, n = slots.shape
         seen = tuple([np.zeros((b, 1, n, 0), np.float32) if mask is None else mask for mask in given])
-        return Nodes(positions, self._slots, self._rows.start, self._used, seen)
+        return Nodes(positions, slots, self.at.rows.start, self.at.used, seen)
 
-    def draw_chain(
-        self, row: int, past: Sequence[int], read: Sequence[int], states: np.ndarray, start: int, draws: ChainDraws
-    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:
-        """Draw a chain after the tokens `read`, which follow a row's committed text; see kernel.chain.draft_chain.
+    def draft_chain(
+        self, row: int, past: Sequence[int], read: Sequence[int], start: int, draws: ChainDraws,
+        states: np.ndarray | None = None,
+    ) -> tuple[DrawnChain, Float[Tensor, "_ d"]]:  # fmt: skip
+        """Draw a chain of tokens as forwards, softmax and draws per level would, bit for bit.
 
-        row, past, read, start, draws: as in `KernelRows.draft_chain`.
-        states: as in kernel.chain.Text.
+        row: the index of the row.
+        past: ids in which guesses of the next tokens are looked up, which saves forwards; see kernel.chain.Text.
+        read: ids that follow the row's committed tokens.
+        start: the slot, and the position, of the first of them.
+        draws: how tokens are drawn, and how many at most.
+        states: of a draft head the states that it reads beside `read` [tokens, d]; None for a language model.
+
         Returns the chain, and the states after its read tokens [tokens, d], zeros where no forward was run. Raises
         IndexError for a token beyond the embedding.
         """
         from foretoken.kernel.chain import Drafted, Drawing, Text, draft_chain
 
+        if states is None:
+            states = np.zeros((0, self.layers.embedding.width), np.float32)
         looked_up, unread = np.array(past, np.int64), np.array(read)
         for tokens in (looked_up, unread):
             check_known(tokens, self.layers.embedding)

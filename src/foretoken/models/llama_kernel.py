@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
 from foretoken.kernel.sizes import COLUMNS, DOTTED, GELU, LANES, QUANTISED, SILU
-from foretoken.models.chains import ChainDraws, DrawnChain
 from foretoken.models.decoder_layer import bias_of, first_attention, named, norm_eps, norm_weight, read_layer
 from foretoken.models.experts import PanelMixture
 from foretoken.models.features import FINAL, FeatureStore
@@ -95,7 +94,6 @@ class LlamaKernel(KernelLayers):
             self.head = self.head._replace(screen=self.screen.ctypes.data)
 
     def open(self, batch: int, slots: int) -> "KernelRows":
-        """Allocate a slot cache for `batch` rows of `slots` slots each."""
         return KernelRows(self, batch, slots)
 
 
@@ -154,22 +152,9 @@ class KernelRows(KernelSlots):
             if k.residual != 1 or k.divisor != 1:
                 scales = [k.divisor if layer == FINAL else k.residual for layer in asked]
                 wanted.states[:] *= np.array(scales, np.float32)[:, None, None]
-            features.keep(torch.from_numpy(wanted.states).view(-1, *self._slots.shape, k.embedding.width))
+            states = torch.from_numpy(wanted.states)
+            features.keep(self.at, states.view(len(layers), -1, self.at.n, k.embedding.width))
         return torch.from_numpy(out) if finite else None
-
-    def draft_chain(
-        self, row: int, past: Sequence[int], read: Sequence[int], start: int, draws: ChainDraws
-    ) -> DrawnChain:
-        """Draw a chain of tokens after those in `read`, as `__call__`, softmax and draws per level would, bit for bit.
-
-        row: the index of the row.
-        past: ids in which guesses of the next tokens are looked up, which saves forwards; see kernel.chain.Text.
-        read: ids that follow the row's committed tokens.
-        start: the slot, and the position, of the first of them.
-        draws: how tokens are drawn, and how many at most.
-        """
-        none = np.zeros((0, self.layers.embedding.width), np.float32)
-        return self.draw_chain(row, past, read, none, start, draws)[0]
 
 
 def llama_kernel(model: HFModel | Skeleton) -> LlamaKernel | None:

@@ -22,13 +22,13 @@ from foretoken.models.causal_lm import CausalLM
 from foretoken.models.folder import CONFIG, check_weights, classes_named
 from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
 from foretoken.models.hf_model import HFModel
-from foretoken.models.kept_model import auto_class, bare_model, computes_in, filled, kept_model, mapped_weights
+from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import FAMILY, LlamaKernel
 from foretoken.models.named import AS_STORED, AUTO, DRAFTING_KIND, DTYPES, OFF, ON, is_gguf, located
 from foretoken.models.packed import dequantised_model, kept_file, packed_model, stored_tokenizer
 from foretoken.models.panels import PackedLinear, pack
 from foretoken.models.quantised import BLOCK, UnpackableError, kept_quantised, pack_quantised
-from foretoken.models.skeleton import Settings, Skeleton
+from foretoken.models.skeleton import Settings, Skeleton, auto_class
 from foretoken.models.text import Tokenizer
 
 EMBEDDING = "model.embed_tokens.weight"  # in the models that our kernel runs

@@ -52,7 +52,7 @@ class ModuleSlots(SlotCache):
         ids, positions: token ids and positions of the nodes [b][n].
         masks: per type of layer what is added to the attention scores [b, 1, n, used], None where all slots are seen.
         head: whether the LM head runs. Where it is False, the result is not logits and is not to be used.
-        features: where the nodes' hidden states are written; None: they are not kept. Its `place` was called too.
+        features: where the nodes' hidden states are written; None: they are not kept.
         """
         model = self._modules.model if head else self._modules.model.base_model
         device, dtype = self._modules.model.device, self._modules.model.dtype
@@ -70,5 +70,5 @@ class ModuleSlots(SlotCache):
         }
         out = model(**inputs, output_hidden_states=features is not None)
         if features is not None:
-            features.keep([out.hidden_states[layer] for layer in features.distinct])
+            features.keep(self.at, [out.hidden_states[layer] for layer in features.distinct])
         return out[0]

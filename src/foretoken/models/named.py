@@ -144,10 +144,12 @@ def _check_gguf(path: Path) -> None:
         raise ForetokenError(f"{path} is no GGUF file: give one, or the path of a Hugging Face model folder.")
 
 
-def check_head_folder(folder: str | Path) -> None:
-    """Raise ForetokenError for a `folder` without any of HEAD_FILES."""
-    if head_file(folder) is None:
+def check_head_folder(folder: str | Path) -> Path:
+    """Return what `head_file` finds in a `folder`. Raises ForetokenError where that is none."""
+    found = head_file(folder)
+    if found is None:
         raise ForetokenError(f"Folder {folder} holds no draft head: it needs one of {', '.join(HEAD_FILES)}.")
+    return found
 
 
 def head_file(folder: str | Path) -> Path | None:

@@ -28,10 +28,9 @@ from foretoken.models.kept_model import (
     kept_model,
     laid_out,
     mapped_weights,
-    without_weights,
 )  # fmt: skip
 from foretoken.models.panels import PanelLinear
-from foretoken.models.skeleton import Skeleton
+from foretoken.models.skeleton import Skeleton, without_weights
 
 
 class DequantisedWarning(UserWarning):

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ForetokenError, is_shortage
 from foretoken.core.shapes import Float
+from foretoken.models.cache import Place
 
 if TYPE_CHECKING:
     from foretoken.models.causal_lm import CausalLM
@@ -96,13 +97,9 @@ def first_forward(model: nn.Module, own: bool) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def check_probe(lm: "CausalLM", plain: Float[Tensor, " v"]) -> None:
-    """Raise ForetokenError, which names its class, for a model that does not follow the tree mask and the position ids.
-
-    lm: the model, ready to open rows.
-    plain: logits after the tokens a, b, c, d by transformers' own forward of them, without a cache of ours.
-    """
-    kind = type(lm.weights).__name__
+def check_probe(lm: "CausalLM") -> None:
+    """Raise ForetokenError, which names its class, for a model `lm` that does not follow tree mask and position ids."""
+    kind, plain = type(lm.weights).__name__, lm._layout.probe
     a, b, c, d, x, z = probe_tokens(lm.weights)
     rows = lm.open(1, 8)
     rows.extend(rows.join(), [a, b])
@@ -162,7 +159,7 @@ def _scores(rows: "Rows", tokens: list[int], parents: list[int], keep: list[int]
 def _placed(rows: "Rows", token: int, position: int) -> Float[Tensor, " v"]:
     """Return the logits after one token behind the text that is given any position."""
     start = rows.lengths[0]
-    rows._place(slice(0, 1), start, 1, start + 1)
+    rows.cache.place(Place(slice(0, 1), start, 1, start + 1))
     return rows._forward([[token]], [[position]], dict.fromkeys(rows._windows), head=True)[0, 0].float().clone()
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Saved
 from foretoken.core.shapes import Float
+from foretoken.models.cache import Place
 from foretoken.models.growing_tree import causal_mask
 from foretoken.models.modules import Modules, ModuleSlots
 from foretoken.models.probe import LENGTH, probe_tokens
@@ -176,9 +177,7 @@ class RecurrentRows(Rows):
         reading.read = self.lengths[row] = end
         reading.unread, reading.restored = [], 0
 
-    def _score(
-        self, rows: slice, tokens: Sequence[Sequence[int]], counts: list[int], firsts: list[int]
-    ) -> Float[Tensor, "b n v"]:
+    def _score(self, rows: slice, tokens: Sequence[Sequence[int]], firsts: list[int]) -> Float[Tensor, "b n v"]:
         batch = range(len(self))[rows]
         for r in batch:
             reading = self._readings[r]
@@ -191,7 +190,7 @@ class RecurrentRows(Rows):
         alike = {(len(chain.ids), chain.states is self.cache.fresh) for chain in chains}
         if len(alike) == 1 and all(len(of_row) == 1 for of_row in paths):
             runs = [(rows, [path for (path,) in paths])]  # all rows in one forward
-        n = max(counts[rows])
+        n = max(map(len, tokens[rows]))
         out = torch.empty(0)
         for part, of_rows in runs:
             members = range(len(self))[part]
@@ -224,7 +223,7 @@ class RecurrentRows(Rows):
         used = max(max(chain.slots) for chain in chains) + 1
         new = [chain.slots[-n:] for chain in chains]
         together = all(of_row == list(range(new[0][0], new[0][0] + n)) for of_row in new)
-        self._place(rows, new[0][0] if together else new, n, used)
+        self.cache.place(Place(rows, new[0][0] if together else new, n, used))
         self.cache.begin([chain.states for chain in chains])
         masks: dict[str, np.ndarray | None] = {}
         for kind, window in self._windows.items():

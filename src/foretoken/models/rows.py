@@ -10,9 +10,9 @@ from torch import Tensor
 from foretoken.core.errors import ForetokenError
 from foretoken.core.interfaces import Saved
 from foretoken.core.shapes import Float
-from foretoken.models.cache import write_place
+from foretoken.models.cache import Place
 from foretoken.models.features import FeatureStore
-from foretoken.models.growing_tree import GrowingTree, additive_mask, causal_mask, lowest
+from foretoken.models.growing_tree import GrowingTree, NewNodes, causal_mask, lowest
 from foretoken.models.llama_kernel import KernelRows
 from foretoken.models.modules import ModuleSlots
 from foretoken.models.static import StaticRows
@@ -103,7 +103,7 @@ class Rows:
     def _commit(self, row: int, tokens: Sequence[int]) -> None:
         """Read tokens that follow the committed ones of the row with index `row`, by one forward, and commit them."""
         start, n = self.lengths[row], len(tokens)
-        self._place(slice(row, row + 1), start, n, start + n)
+        self.cache.place(Place(slice(row, row + 1), start, n, start + n))
         masks = {kind: causal_mask(start, n, self._low, window) for kind, window in self._windows.items()}
         self._forward([list(tokens)], [list(range(start, start + n))], masks, head=False)
         self.lengths[row] += n
@@ -131,7 +131,7 @@ class Rows:
                 self._check_room(r, counts[r])
                 self._trees[r].grow(parents[r])
                 self._lm.check_position(self.lengths[r] + max(self._trees[r].depths[firsts[r] :]))
-            logits = self._score(slice(low, high), tokens, counts, firsts)
+            logits = self._score(slice(low, high), tokens, firsts)
         except BaseException:  # the nodes were not scored, so they are not in the tree
             for r in active:
                 self._trees[r].drop(firsts[r])
@@ -141,31 +141,14 @@ class Rows:
         none = logits[0, :0]
         return [logits[r - low, : counts[r]] if counts[r] else none for r in range(len(counts))]
 
-    def _score(
-        self, rows: slice, tokens: Sequence[Sequence[int]], counts: list[int], firsts: list[int]
-    ) -> Float[Tensor, "b n v"]:
-        """Score the rows in `rows`; counts, firsts: of every row, its number of new nodes and the first one's index."""
-        trees, lengths, firsts, counts = self._trees[rows], self.lengths[rows], firsts[rows], counts[rows]
-        n = max(counts)
-        used = max(length + len(tree) for length, tree in zip(lengths, trees, strict=True))
-        starts = [length + first for length, first in zip(lengths, firsts, strict=True)]
-        ids = [[*t, *[0] * (n - len(t))] for t in tokens[rows]]
-        positions = [
-            [*(length + depth for depth in tree.depths[first:]), *[0] * (n - count)]
-            for tree, length, first, count in zip(trees, lengths, firsts, counts, strict=True)
-        ]
-        self._place(rows, write_place(starts, counts, self._slots), n, used)
-        return self._forward(ids, positions, self._masks(trees, lengths, firsts, n, used), head=True)
+    def _score(self, rows: slice, tokens: Sequence[Sequence[int]], firsts: list[int]) -> Float[Tensor, "b n v"]:
+        """Score the new nodes of the rows in `rows`; tokens, firsts: of every row, their ids and the first's index."""
+        new = NewNodes(self._trees[rows], self.lengths[rows], firsts[rows])
+        self.cache.place(new.place(rows, self._slots))
+        return self._forward(new.padded(tokens[rows]), new.positions(), self._masks(new), head=True)
 
-    def _masks(
-        self, trees: Sequence[GrowingTree], lengths: Sequence[int], firsts: Sequence[int], n: int, used: int
-    ) -> dict[str, np.ndarray | None]:
-        return {kind: additive_mask(trees, lengths, firsts, n, used, window) for kind, window in self._windows.items()}
-
-    def _place(self, rows: slice, start: int | list[list[int]], n: int, used: int) -> None:
-        self.cache.place(rows, start, n, used)
-        if self._features is not None:
-            self._features.place(rows, start, n)
+    def _masks(self, new: NewNodes) -> dict[str, np.ndarray | None]:
+        return {kind: new.mask(window) for kind, window in self._windows.items()}
 
     def _forward(
         self, ids: list[list[int]], positions: list[list[int]], masks: Mapping[str, np.ndarray | None], head: bool

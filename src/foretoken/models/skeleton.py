@@ -6,7 +6,9 @@ for the first time, and later starts read that.
 """
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from foretoken.core.making import making
 from foretoken.models.cache import Plane
 from foretoken.models.experts import PanelMixture
 from foretoken.models.hf_model import HFModel
@@ -53,8 +56,6 @@ class Part(nn.Module):
 
 
 P = TypeVar("P", bound=Part)
-# Returns a transformers model without weights: (its configuration, that of its generation, its dtype) -> model.
-Make = Callable[[PreTrainedConfig, GenerationConfig, torch.dtype], HFModel]
 
 
 class Skeleton(Part):
@@ -73,7 +74,6 @@ class Skeleton(Part):
     layout: Layout
     probed = False
     without_weights: Callable[[], "Skeleton"]
-    _make: Make
     device = torch.device("cpu")
 
     @property
@@ -92,7 +92,7 @@ class Skeleton(Part):
     @cached_property
     def whole(self) -> HFModel:
         """The transformers model over the same weights, which is made when it is first asked for."""
-        model = self._make(self.config.original(), self.generation_config, self.dtype)
+        model = without_weights(self.config.original(), self.generation_config, self.dtype)
         for name, module in self.named_modules():
             if isinstance(module, PanelMixture):
                 block = model.get_submodule(name)
@@ -147,18 +147,15 @@ def write_skeleton(folder: Path, modules: list[Module], model: HFModel, layout: 
     (folder / TENSORS).write_bytes(save({**tensors, PROBE: layout.probe.contiguous()}))
 
 
-def read_skeleton(folder: Path, make: Make) -> Skeleton | None:
-    """Return the skeleton that `write_skeleton` wrote into a `folder`, without weights; None where it wrote none.
-
-    make: called where the whole model is asked for.
-    """
+def read_skeleton(folder: Path) -> Skeleton | None:
+    """Return the skeleton that `write_skeleton` wrote into a `folder`, without weights; None where it wrote none."""
     if not (folder / MODULES).exists():
         return None
     about, tensors = json.loads((folder / MODULES).read_text()), load_file(folder / TENSORS)
-    return _assembled(about, tensors, GenerationConfig.from_pretrained(folder), make)
+    return _assembled(about, tensors, GenerationConfig.from_pretrained(folder))
 
 
-def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: GenerationConfig, make: Make) -> Skeleton:
+def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: GenerationConfig) -> Skeleton:
     """Return a skeleton without weights; about, tensors: what is in MODULES and TENSORS."""
     dtype: torch.dtype = getattr(torch, about["dtype"])
     modules = [Module(*each) for each in about["modules"]]
@@ -178,8 +175,8 @@ def _assembled(about: dict[str, Any], tensors: dict[str, Tensor], generation: Ge
     pairs = tuple(pair and (plane(pair[0]), plane(pair[1])) for pair in planes)
     model.layout = Layout(pairs, windows, context, hard, tensors[PROBE])
     model.config = Settings(about["entries"], about["own"])
-    model.generation_config, model.dtype, model._make = generation, dtype, make
-    model.without_weights = partial(_assembled, about, tensors, generation, make)
+    model.generation_config, model.dtype = generation, dtype
+    model.without_weights = partial(_assembled, about, tensors, generation)
     return model
 
 
@@ -204,3 +201,43 @@ def _made(module: Module, base: type[P]) -> P:
     made: Any = type(module.kind, (base,), {})()
     vars(made).update(module.numbers)
     return made
+
+
+def without_weights(config: PreTrainedConfig, generation: GenerationConfig, dtype: torch.dtype) -> HFModel:
+    """Return a model whose parameters have no values and take no memory; its buffers are computed as usual.
+
+    config: its configuration, which names its class.
+    generation: the configuration of its generation.
+    dtype: its dtype.
+    """
+    with making, _no_parameters():
+        model = auto_class(config).from_config(config, dtype=dtype)
+    model.generation_config = generation
+    return model
+
+
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return transformers' class that makes the model with a `config`: that of models of text, where one has it."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # takes seconds
+    from transformers.models.auto import modeling_auto as known
+
+    with_images = config.model_type in known.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    for_text = config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForImageTextToText if with_images and not for_text else AutoModelForCausalLM
+
+
+@contextmanager
+def _no_parameters() -> Iterator[None]:
+    """Let parameters that this thread makes inside the block take no memory; buffers are made as usual."""
+    register, thread = nn.Module.register_parameter, threading.get_ident()
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and threading.get_ident() == thread:
+            param = nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
+
+    nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register

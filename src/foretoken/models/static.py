@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float, Int
-from foretoken.models.cache import NodeCache, Slots, first_planes, slots_of
+from foretoken.models.cache import NodeCache, Place, Slots, first_planes
 from foretoken.models.cache import Planes as Shapes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
@@ -282,7 +282,6 @@ class StaticRows(Slots):
         self.padding = slots
         self._batch = power_of_two(batch)
         self._take(LEAST_SLOTS)
-        self._rows, self._slots, self._used = slice(0), np.zeros((0, 0), np.int64), 0
 
     @property
     def capacity(self) -> int:
@@ -303,11 +302,11 @@ class StaticRows(Slots):
             new[:, :, : old.capacity] = plane
         give()
 
-    def place(self, rows: slice, start: int | Sequence[Sequence[int]], n: int, used: int) -> None:
-        """Set which slots the next forward reads and writes; rows, start, n, used: as in `SlotCache.place`."""
-        if used >= self.capacity:  # one slot is left for padding
-            self._grow(power_of_two(used + 1))
-        self._rows, self._slots, self._used = rows, slots_of(rows, start, n), used
+    def place(self, at: Place) -> None:
+        """Set which slots the next forward reads and writes; at: these slots."""
+        if at.used >= self.capacity:  # one slot is left for padding
+            self._grow(power_of_two(at.used + 1))
+        self.at = at
 
     def __call__(
         self,
@@ -320,7 +319,7 @@ class StaticRows(Slots):
         """Run the model on the nodes whose slots `place` has set; the arguments are those of `ModuleSlots`."""
         out = self.run(ids, positions, masks, head, () if features is None else features.distinct)
         if features is not None:
-            features.keep(out[1:])
+            features.keep(self.at, out[1:])
         return out[0]
 
     @torch.inference_mode()
@@ -340,10 +339,10 @@ class StaticRows(Slots):
         scored, layers: as in `step`.
         more: further inputs of a draft head's `step`, between the nodes and the masks, each [b, n, _].
         """
-        n, rows = len(ids[0]), self._rows
+        n, rows = self.at.n, self.at.rows
         size = next((size for size in NODES if size >= n), None)
         if not scored or size is None or not self.forward.compiling:
-            width = self._used + 1  # what is read, and a slot for padded nodes
+            width = self.at.used + 1  # what is read, and a slot for padded nodes
             planes = [store[rows, :, :width] for store in self.stores]
             return self.forward.plain(layers, self._padded(ids, positions, masks, more, rows, n, width), planes, scored)
         inputs = self._padded(ids, positions, masks, more, slice(0, power_of_two(rows.stop)), size, self.capacity)
@@ -362,7 +361,7 @@ class StaticRows(Slots):
         Returns a function of the number of the forward, from 0 on, of the node's token [1] on the device, and of
         further inputs [1, 1, _] as for `run`. It returns the results of `step`.
         """
-        self.place(slice(0, 1), start, 1, start + n)
+        self.place(Place(slice(0, 1), start, 1, start + n))
         forward, planes = self.forward, self._planes
         mask = np.full((n, 1, 1, 1, self.capacity), forward.low, np.float32)
         mask[..., : start + n] = causal_mask(start, n, forward.low, window).reshape(n, 1, 1, 1, start + n)
@@ -386,11 +385,11 @@ class StaticRows(Slots):
         width: int,
     ) -> Inputs:
         """Return the inputs of `step` but the planes, padded to the rows in `whole`, `size` nodes and `width` slots."""
-        b, n = whole.stop - whole.start, len(ids[0])
-        place = (slice(self._rows.start - whole.start, self._rows.stop - whole.start), slice(0, n))
+        at, b, n = self.at, whole.stop - whole.start, self.at.n
+        place = (slice(at.rows.start - whole.start, at.rows.stop - whole.start), slice(0, n))
         nodes = np.zeros((3, b, size), np.int64)
         nodes[2] = width - 1
-        slots = np.where(self._slots == self.padding, width - 1, self._slots)
+        slots = np.where(at.slots == self.padding, width - 1, at.slots)
         for full, given in zip(nodes, (ids, positions, slots), strict=True):
             full[place] = given
         padded = []
@@ -398,7 +397,7 @@ class StaticRows(Slots):
             mask = np.full((b, 1, size, width), self.forward.low, np.float32)
             mask[..., 0] = 0.0
             seen = mask[place[0], :, place[1]]
-            seen[..., : self._used] = 0.0 if given is None else given
+            seen[..., : at.used] = 0.0 if given is None else given
             padded.append(torch.from_numpy(mask).to(self.forward.dtype))
         around = (0, 0, 0, size - n, place[0].start, b - place[0].stop)  # the zeros that pad each of the further inputs
         filled = [nn.functional.pad(x, around) if any(around) else x for x in more]
