@@ -23,7 +23,7 @@ from foretoken.models.cache import Place
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.panels import pack
 from foretoken.models.rows import Rows
-from foretoken.models.static import NODES, Planes, StaticForward, StaticRows, power_of_two
+from foretoken.models.static import NODES, PlaneTensors, StaticForward, StaticRows, power_of_two
 from models_zoo import FAMILIES, assert_close, random_parents, text, tiny
 from raising import raising
 from tiny import tokenizer
@@ -233,7 +233,7 @@ def recorded(model: PreTrainedModel) -> tuple[CausalLM, StaticForward]:
     return lm, forward
 
 
-def planes_of(rows: Rows) -> Planes:
+def planes_of(rows: Rows) -> PlaneTensors:
     return rows.cache._planes
 
 

@@ -18,7 +18,7 @@ from foretoken.core.files import check_folder
 from foretoken.gguf.split import parts_of
 
 READ = (".json", ".safetensors", ".bin")  # endings of the files that a model in a folder may consist of
-WEIGHTS = "packed.safetensors"
+PACKED = "packed.safetensors"
 ORIGIN = "origin.json"  # a file in each folder: which files the folder was made of, and what identifies what was made
 FORMAT = 12  # the version of what is kept: raised whenever what is written, or how it is read, changes
 LONGEST = 100  # characters of a model's name in a folder's; a file system takes 255 bytes

@@ -10,7 +10,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import read_text
 from foretoken.core.messages import Message, as_templates_read
 
-CONFIG, WEIGHTS = "config.json", "model*.safetensors"  # other names are not read
+CONFIG, WEIGHT_FILES = "config.json", "model*.safetensors"  # other names are not read
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")  # where templates may stand
 ADAPTER = "adapter_config.json"
 AGAIN = "get the file again"
@@ -66,7 +66,7 @@ def check_weights(folder: str | Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     check_no_adapter(folder)
-    for path in sorted(Path(folder).glob(WEIGHTS)):
+    for path in sorted(Path(folder).glob(WEIGHT_FILES)):
         try:
             with path.open("rb"), safe_open(path, framework="numpy"):
                 pass

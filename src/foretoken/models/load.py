@@ -13,14 +13,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.utils.generic import ModelOutput
 
-from foretoken.catalogue.kept import WEIGHTS, can_keep
+from foretoken.catalogue.kept import PACKED, can_keep
 from foretoken.core.errors import ForetokenError
 from foretoken.core.limits import check_choice, few
 from foretoken.core.making import making
 from foretoken.kernel.compile import compile_ahead
 from foretoken.models.causal_lm import CausalLM
-from foretoken.models.folder import CONFIG, check_weights, classes_named
-from foretoken.models.folder import WEIGHTS as WEIGHT_FILES
+from foretoken.models.folder import CONFIG, WEIGHT_FILES, check_weights, classes_named
 from foretoken.models.hf_model import HFModel
 from foretoken.models.kept_model import bare_model, computes_in, filled, kept_model, mapped_weights
 from foretoken.models.llama_kernel import FAMILY, LlamaKernel
@@ -261,7 +260,7 @@ def _quantised(source: str, kind: str, trust_remote_code: bool, as_it_is: bool) 
     if not isinstance(folder, Path):
         folder.config.name_or_path = source
         return folder
-    make, weights = partial(bare_model, folder), partial(mapped_weights, [folder / WEIGHTS])
+    make, weights = partial(bare_model, folder), partial(mapped_weights, [folder / PACKED])
     if as_it_is:
         return kept_model(folder, source, make, weights)
     model = filled(make(), weights())
@@ -286,7 +285,7 @@ def _own_quantised(target: CausalLM, source: str, kind: str, trust_remote_code: 
     found = kept_quantised(source, kind, partial(_checkpoint, source, trust_remote_code))
     if not isinstance(found, Path):
         return found
-    model, weights = target.weights.without_weights(), mapped_weights([found / WEIGHTS])
+    model, weights = target.weights.without_weights(), mapped_weights([found / PACKED])
     model.dtype, model.probed = torch.float32, True
     return filled(model, {name: each for name, each in weights.items() if name != EMBEDDING})
 

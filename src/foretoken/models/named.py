@@ -25,7 +25,7 @@ HEAD_KIND = "q8_0"
 # takes more bits: docs/LOG.md, 2026-11-26. Drafter models of 16 bits were slower: docs/LOG.md, 2026-11-30.
 DRAFTING_KIND = "q4_k"
 AS_STORED = "none"  # in the place of a kind of blocks: weights are left as they are
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")  # endings of files with weights in a folder
+ENDINGS = (".safetensors", ".bin", ".pt", ".pth")  # endings of files with weights in a folder
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # there is one where drivers of GPUs are, also in containers
 HUB_S = 10  # seconds within which the hub has to answer
 # Files in which a published draft head may be; the first two may also hold a language model.
@@ -97,7 +97,7 @@ def located(source: str) -> str:
         return source
     described = (Path(source) / "config.json").exists()
     files = sorted(Path(source).glob("*.gguf"))
-    if files and not (described and any(path.suffix in WEIGHTS for path in Path(source).iterdir())):
+    if files and not (described and any(path.suffix in ENDINGS for path in Path(source).iterdir())):
         models = {named_parts(path)[0]: str(path) for path in reversed(files)}
         if len(models) > 1:
             choices = ", ".join(sorted(models.values()))

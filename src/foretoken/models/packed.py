@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.catalogue.kept import PACKED, kept
 from foretoken.core.limits import few
 from foretoken.gguf.folder import Contents, contents, write_contents
 from foretoken.gguf.stored import PLAIN, packed
@@ -52,7 +52,7 @@ def packed_model(source: str) -> HFModel | Skeleton:
         weights = _in_memory(found)
         model = laid_out(without_weights(found.config, found.generation_config, dtype_of(weights)), weights)
     else:
-        weights = mapped_weights([folder / WEIGHTS])
+        weights = mapped_weights([folder / PACKED])
         make = partial(bare_model, folder, dtype_of(weights))
         model = kept_model(Path(source), str(folder), make, lambda: weights)
     _warn_of_dequantised(source, weights)
@@ -128,7 +128,7 @@ def kept_file(source: Path, accepted: Callable[[], object] = lambda: None) -> Pa
 
     def make(folder: Path) -> None:
         found = contents(source, accepted)
-        write_contents(found, folder, packed(found.weights), WEIGHTS)
+        write_contents(found, folder, packed(found.weights), PACKED)
 
     folder = kept(source, "gguf", make)
     if folder is not None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from foretoken.catalogue.kept import WEIGHTS, kept
+from foretoken.catalogue.kept import PACKED, kept
 from foretoken.core.errors import ForetokenError
 from foretoken.gguf.stored import PLAIN, Stored, write_stored
 from foretoken.kernel.quantised import KINDS
@@ -51,7 +51,7 @@ def kept_quantised(source: str, kind: str, load: Callable[[], HFModel]) -> Path 
         model.config.save_pretrained(folder)
         assert model.generation_config is not None
         model.generation_config.save_pretrained(folder)
-        write_stored(list(_stored(model)), folder / WEIGHTS)
+        write_stored(list(_stored(model)), folder / PACKED)
 
     found = on_disk(source)
     folder = None if found is None else kept(found, f"quantised/{kind}", write)

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.shapes import Float, Int
-from foretoken.models.cache import NodeCache, Place, Slots, first_planes
-from foretoken.models.cache import Planes as Shapes
+from foretoken.models.cache import NodeCache, Place, Planes, Slots, first_planes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import causal_mask, lowest
@@ -96,7 +95,7 @@ def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
     return (out[0], *(out.hidden_states[layer] for layer in layers))
 
 
-class Planes:
+class PlaneTensors:
     """The keys and values of a batch, and on a GPU the forwards that were recorded over them.
 
     tensors: keys and values of every layer in turn, each [rows, heads, slots, dim].
@@ -141,7 +140,7 @@ class StaticForward:
     """
 
     def __init__(
-        self, model: nn.Module, name: str, planes: Shapes, compiled: bool = True, step: Callable[..., Any] = step
+        self, model: nn.Module, name: str, planes: Planes, compiled: bool = True, step: Callable[..., Any] = step
     ) -> None:
         """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
@@ -164,7 +163,7 @@ class StaticForward:
             options: dict[str, Any] = {"freezing": not self.on_gpu and not packed}
             self._compiled = torch.compile(step, fullgraph=True, dynamic=False, options=options)
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
-        self._free: dict[tuple[int, int], list[Planes]] = {}
+        self._free: dict[tuple[int, int], list[PlaneTensors]] = {}
         self.ready: set[Bucket] = set()
         self.compiling = False
 
@@ -172,17 +171,17 @@ class StaticForward:
         """Allocate a slot cache for `batch` rows of up to `slots` slots each."""
         return StaticRows(self, batch, slots)
 
-    def take(self, batch: int, capacity: int) -> Planes:
+    def take(self, batch: int, capacity: int) -> PlaneTensors:
         """Return planes of zeros for `batch` rows of `capacity` slots each."""
         free = self._free.get((batch, capacity))
         if not free:
-            return Planes(self, batch, capacity)
+            return PlaneTensors(self, batch, capacity)
         planes = free.pop()
         for plane in planes.tensors:
             plane.zero_()
         return planes
 
-    def give(self, planes: Planes) -> None:
+    def give(self, planes: PlaneTensors) -> None:
         """Take back `planes` that are not used any more, on a GPU for the next call of `take`."""
         if self.on_gpu:
             self._free.setdefault((planes.batch, planes.capacity), []).append(planes)
@@ -197,7 +196,7 @@ class StaticForward:
         """
         return self._step(self.model, self.of_layer, layers, scored, *self._here(inputs), planes)
 
-    def __call__(self, layers: Layers, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
+    def __call__(self, layers: Layers, inputs: Inputs, planes: PlaneTensors) -> tuple[Tensor, ...]:
         """Run `step` with the LM head, compiled or recorded; plainly where `compiling` is False.
 
         layers: as in `step`.
@@ -211,7 +210,7 @@ class StaticForward:
         known = planes.graphs if self.on_gpu else self.ready
         return self._run(bucket, inputs, planes) if bucket in known else self._first(bucket, inputs, planes)
 
-    def _run(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
+    def _run(self, bucket: Bucket, inputs: Inputs, planes: PlaneTensors) -> tuple[Tensor, ...]:
         if bucket in planes.graphs:
             return planes.graphs[bucket](inputs)
         run, first = partial(self._compiled, self.model, self.of_layer, bucket[0], True), planes.of_rows(bucket[1])
@@ -223,7 +222,7 @@ class StaticForward:
     def _here(self, inputs: Inputs) -> Inputs:
         return tuple(x.to(self.device) for x in inputs)
 
-    def _first(self, bucket: Bucket, inputs: Inputs, planes: Planes) -> tuple[Tensor, ...]:
+    def _first(self, bucket: Bucket, inputs: Inputs, planes: PlaneTensors) -> tuple[Tensor, ...]:
         """Compile or record a bucket, compare it with the plain forward, and return the results of the latter.
 
         Both forwards write the same keys and values, so that their order does not matter.
@@ -250,7 +249,7 @@ class StaticForward:
             log.info("compiled in %.0f s", time.perf_counter() - begin)
         return want
 
-    def _give_up(self, bucket: Bucket, inputs: Inputs, planes: Planes, why: str) -> tuple[Tensor, ...]:
+    def _give_up(self, bucket: Bucket, inputs: Inputs, planes: PlaneTensors, why: str) -> tuple[Tensor, ...]:
         """Stop compiling, warn, and run the plain forward again, since the keys and values may be wrong as well."""
         self.compiling = False
         planes.graphs.pop(bucket, None)
