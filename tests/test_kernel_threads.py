@@ -136,6 +136,26 @@ def test_what_was_tried_in_one_size_is_tried_less_in_the_others() -> None:
     assert chosen.count(1) <= 5
 
 
+def test_a_disturbed_beginning_of_one_size_is_soon_made_good_after_trials_in_another() -> None:
+    """Two threads pay in prompts alone, and another program took a core while the first prompt was read."""
+    machine = Machine({1: 1.0, 2: 1.3})
+    machine.run(500)
+    machine.seconds = {1: 180.0, 2: 600.0}
+    machine.run(2 * TRIALS, rows=192)
+    machine.seconds = {1: 180.0, 2: 100.0}
+    assert machine.run(100, rows=192).count(2) >= 73
+
+
+def test_a_number_that_was_not_tried_in_a_size_is_taken_when_the_others_become_slow() -> None:
+    """Another program takes a core while a long prompt is read, whose forwards have only run in two threads."""
+    machine = Machine({1: 1.8, 2: 1.0})
+    for rows in (1, 2, 4, 8, 16):
+        machine.run(100, rows=rows)
+    assert set(machine.run(40, rows=192)) == {2}
+    machine.seconds = {1: 1.8, 2: 10.0}
+    assert machine.run(40, rows=192).count(1) >= 37
+
+
 def test_another_model_that_gains_nothing_by_threads_does_not_have_one_thread_tried() -> None:
     """A drafter takes as long in one thread, at every step before its target reads the next prompt."""
     machine = Machine({1: 1.9, 2: 1.0})

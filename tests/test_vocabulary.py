@@ -104,14 +104,28 @@ def test_every_token_spells_what_the_decoder_makes_of_it_inside_a_text(family):
 
 
 def test_a_caller_may_have_the_same_tokenizer_truncate():
-    tokenizer, data = zoo.BYTE_COMPLETE["byte-level"](), zoo.TEXTS[0].encode()
-    vocab = vocabulary(tokenizer)
-    assert len(vocab.encode(data)) > 2
-    tokenizer.backend_tokenizer.enable_truncation(2)
+    """The ids are those of before, which are not the longest matches here, and the caller's settings stay."""
+    tokenizer, data = zoo.BYTE_COMPLETE["byte-level"](), zoo.TEXTS[1].encode()
+    vocab, backend = vocabulary(tokenizer), tokenizer.backend_tokenizer
+    want = vocab.encode(data)
+    assert want != vocab.longest_match(data)
+    backend.enable_truncation(2)
+    assert vocab.encode(data) == want
+    assert backend.truncation["max_length"] == 2
+    backend.no_truncation()
+    backend.enable_padding(length=99)
+    assert vocab.encode(data) == want
+
+
+def test_a_caller_may_add_tokens_to_the_same_tokenizer():
+    """Here one that a text has and that takes up spaces before it, and one that pads."""
+    tokenizer, data = zoo.BYTE_COMPLETE["byte-level"](), b"the  Zebra hello"
+    vocab, backend = vocabulary(tokenizer), tokenizer.backend_tokenizer
+    tokenizer.add_tokens([AddedToken("the", lstrip=True), AddedToken("Zebra", lstrip=True)])
     assert vocab.spell(vocab.encode(data)) == data
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.enable_padding(length=99)
-    assert vocab.spell(vocab.encode(data)) == data
+    tokenizer.add_special_tokens({"pad_token": "<new>"})
+    backend.enable_padding(length=99, pad_id=tokenizer.pad_token_id)
+    assert vocab.spell(vocab.encode(b"hello")) == b"hello"
 
 
 def test_a_tokenizer_without_bytes_is_named_with_the_families_that_work():

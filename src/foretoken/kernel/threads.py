@@ -16,9 +16,9 @@ from foretoken.kernel.compile import compilations, use_threads
 TRIALS = 3  # forwards in each number of threads before one is chosen: the first may find weights not in the cache
 # A number of threads that is not chosen is tried again when the trial is expected to cost this share of the time since
 # its last one. The share is a quarter at first, so that a number that another program slowed down in the beginning is
-# tried again soon. It halves with every trial, whatever the size of the forward, down to 1% in the long run: where
-# other programs take all cores, two threads may need a hundred times as long as one, since in every step of every layer
-# each waits until the other gets a core again.
+# tried again soon. It halves with every trial, down to 1% in the long run: where other programs take all cores, two
+# threads may need a hundred times as long as one, since in every step of every layer each waits until the other gets a
+# core again. A size in which a number was not among the first trials begins with the share that others have come to.
 SOON, SELDOM = 0.25, 0.01
 NEWEST = 0.25  # weight of the newest time in the estimate, where it is not faster
 # A number of threads that took so many times as long as the best is not tried at first for other sizes: 4 times where
@@ -35,11 +35,14 @@ class Trials:
     last: the time that forwards of the size had taken when the last of these ended, in any number of threads, in
         seconds.
     seconds: the estimated time of a forward, in seconds.
+    share: while another number is chosen, this one is tried again when that costs no more than this share of the time
+        of all forwards of the size since `last`. It counts once the number has run TRIALS times.
     """
 
     count: int = 0
     last: float = 0.0
     seconds: float = float("inf")
+    share: float = SOON
 
 
 @dataclass
@@ -60,10 +63,12 @@ class Size:
 
     by_threads: what is known of each number of threads.
     seconds: time that all of these forwards have taken so far.
+    least: the time of the fastest of them, in any number of threads.
     """
 
     by_threads: dict[int, Trials]
     seconds: float = 0.0
+    least: float = float("inf")
 
 
 SLOWNESS: dict[int, float] = {}  # shared by all models of this process
@@ -78,8 +83,7 @@ class ThreadChoice:
         size and model: another program slows down all of them alike.
     own: the same of this model alone, which counts where it is known: a small model gains less by threads.
     sizes: the forwards so far, by the bit length of their number of rows.
-    shares: per number of threads that is not chosen: it is tried again when that costs no more than this share of the
-        time that forwards of the size have taken since it last ran.
+    shares: per number of threads the least share of all sizes, which counts where the number has run fewer times.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -112,7 +116,7 @@ class ThreadChoice:
         if compilations()[0] != compiled:  # compiling took longer than any forward: the time says nothing
             return
         trials, each = size.by_threads[threads], seconds / run.forwards
-        trials.last, trials.count = size.seconds, trials.count + 1
+        trials.last, trials.count, size.least = size.seconds, trials.count + 1, min(size.least, each)
         # A faster forward counts at once, since other programs make forwards slower only; a slower one for a part.
         trials.seconds = each if each < trials.seconds else trials.seconds + NEWEST * (each - trials.seconds)
         slowness = trials.seconds / min(known.seconds for known in size.by_threads.values())
@@ -132,11 +136,16 @@ class ThreadChoice:
         }
         if untried:  # in turn, so that another program slows down all numbers alike
             return min(untried, key=lambda threads: untried[threads])
-        best = min(size.by_threads, key=lambda threads: size.by_threads[threads].seconds)
+        expected = {
+            threads: trials.seconds if trials.count else slowness[threads] * size.least
+            for threads, trials in size.by_threads.items()
+        }
+        best = min(expected, key=lambda threads: expected[threads])
         for threads, trials in size.by_threads.items():
-            seconds = trials.seconds if trials.count else slowness[threads] * size.by_threads[best].seconds
-            share = self.shares.get(threads, SOON)
-            if threads != best and levels * seconds <= share * (size.seconds - trials.last):
-                self.shares[threads] = max(share / 2, SELDOM)
+            of_model = self.shares.get(threads, SOON)
+            share = trials.share if trials.count >= TRIALS else of_model
+            if threads != best and levels * expected[threads] <= share * (size.seconds - trials.last):
+                trials.share = max(share / 2, SELDOM)
+                self.shares[threads] = min(of_model, trials.share)
                 return threads
         return best

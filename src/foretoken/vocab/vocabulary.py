@@ -42,7 +42,7 @@ class Vocabulary:
     special: {content: id} of the special tokens.
     bos, eos: ids of begin-of-text and end-of-text; None where there is none.
     prefix: the ids with which the tokenizer begins every text, such as begin-of-text; may be empty.
-    backend: the part of the tokenizer that splits text; None for ByT5.
+    backend: the part of the tokenizer that splits text, which the caller may use too; None for ByT5.
     fallback: ids of tokens such as <0x0A>; where another token spells the same byte, that one is preferred.
     """
 
@@ -86,6 +86,15 @@ class Vocabulary:
         """The length of the longest token, in bytes."""
         return max(map(len, self.ids), default=0)
 
+    @cached_property
+    def _copy(self) -> Backend:
+        """A backend that does not truncate or pad, whatever the caller's does."""
+        assert self.backend is not None
+        copy = Backend.from_str(self.backend.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        return copy
+
     def spell(self, ids: Iterable[int]) -> bytes:
         """Return the joined bytes of the tokens `ids`; special tokens and ids past the end add none."""
         tokens, n = self.tokens, len(self.tokens)
@@ -123,13 +132,16 @@ class Vocabulary:
     def _own(self, text: str) -> list[int] | None:
         """Return the tokenizer's own ids for `text`; None where there is no backend, or they spell something else.
 
-        They do where a caller who uses the same tokenizer has it truncate or pad.
+        They do where a caller who uses the same tokenizer has added tokens that the text has.
         """
-        if self.backend is None:
+        backend = self.backend
+        if backend is None:
             return None
+        if backend.truncation or backend.padding or backend.encode_special_tokens:  # set by such a caller
+            backend = self._copy
         want = text.encode()
         for anchor in ANCHORS:
-            ids = self.backend.encode(anchor + text, add_special_tokens=False).ids
+            ids = backend.encode(anchor + text, add_special_tokens=False).ids
             start = self._boundary(ids, anchor.encode())
             if start is not None and self.spell(ids[start:]) == want and all(self.tokens[i] for i in ids[start:]):
                 return ids[start:]
@@ -141,7 +153,7 @@ class Vocabulary:
             return 0
         spelled = b""
         for i, token in enumerate(ids, start=1):
-            spelled += self.tokens[token] or b""
+            spelled += self.spell([token])
             if spelled in (head, b" " + head):
                 return i
         return None
