@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 import typer
@@ -66,7 +66,8 @@ def run(command: Callable[[], object]) -> None:
     command: runs it with typer's standalone_mode=False: it returns an exit code or nothing, and raises an exception
         for wrong options.
     """
-    warnings.showwarning = _shown_once()
+    warn = cache(lambda said: print(f"foretoken: warning: {said}", file=sys.stderr))  # each text once
+    warnings.showwarning = lambda message, *_, **__: warn(str(message))
     logging.getLogger("foretoken").handlers = [Notices(logging.INFO)]
     logging.getLogger("foretoken").setLevel(logging.INFO)
     end_as_by_ctrl_c()
@@ -88,18 +89,6 @@ def run(command: Callable[[], object]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(exit_code())
-
-
-def _shown_once() -> Callable[..., None]:
-    """Return what prints a warning on stderr, the first time that it comes with these words."""
-    shown = set[str]()
-
-    def show(message: object, *_: object, **__: object) -> None:
-        if (said := str(message)) not in shown:
-            shown.add(said)
-            print(f"foretoken: warning: {said}", file=sys.stderr)
-
-    return show
 
 
 class Notices(logging.Handler):

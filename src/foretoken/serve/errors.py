@@ -16,6 +16,7 @@ from foretoken.core.errors import ForetokenError
 
 # pydantic's words for a JSON object
 DICTIONARY = re.compile("a valid dictionary( or instance of .*| or object to extract fields from)?")
+SHOULD = "Input should be "  # so pydantic begins most of its messages
 KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -136,8 +137,9 @@ def _invalid(errors: Sequence[Any], body: Any) -> ApiError:
     elif kind == "missing":
         said = f"{place} is missing: it must be given."
     else:
-        said = f"{place} is refused: {' or '.join(wanted)}.".replace("is refused: Input should be ", "must be ")
-        said = said.replace("Input should be ", "")
+        wants = " or ".join(wanted)
+        begins = "must be" if wants.startswith(SHOULD) else "is refused:"
+        said = f"{place} {begins} {wants.replace(SHOULD, '')}."
     return ApiError(400, said, place)
 
 
