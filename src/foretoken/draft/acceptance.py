@@ -3,6 +3,7 @@
 The constants were kept as those of the controller were, see there.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -50,6 +51,11 @@ class Acceptance:
     def sharpness(self) -> float:
         """Rejections per nat: c, with which a path whose product of q is s is accepted with probability s^c."""
         return (self.tried - self.accepted) / max(self.surprise, FLAT)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of `mean`, if every tried token was accepted with that probability."""
+        return math.sqrt(self.mean * (1 - self.mean) / self.tried)
 
     def expected(self, limit: int, deepest: int) -> list[float]:
         """Return E(d) for d = 0, 1, .., `deepest`, of a sequence whose paths end at the depth `limit`."""

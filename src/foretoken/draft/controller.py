@@ -20,8 +20,9 @@ time of all, and the depth stays one for all.
 
 After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
 decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
-share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt from TRIES steps
-of one draft token each, so that a drafter that takes tens of plain steps per token costs few of those.
+share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt from steps of one
+draft token each, until one takes about as long as was expected, and from TRIES at most: so a drafter that takes tens of
+plain steps per token costs few of those.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -47,7 +48,7 @@ LOOK, LOOKS = 8, 5  # plain steps are measured after LOOK * 2**Costs.looks draft
 SETTLED_S, MEASURED = 0.005, 3  # the median of 3 plain steps, after 5 ms in which caches settle; 2 * LOOK at most
 PACE = 0.2  # the share of a step's deviation from what was expected that is attributed to the machine's pace
 OUTLIER = 1.4  # a deviation by more than this factor counts as this much: another program's doing
-TRIES = 3  # steps of one draft token that a drafter begins with; together they are believed, however slow they are
+TRIES = 3  # steps of one draft token that a slow drafter begins with; together they are believed, whatever they took
 SHORTEST = 1e-9  # seconds of a step that the clock did not see
 LEAST = 1e-3  # plain steps that a draft is expected to take at least, by which is divided
 
@@ -78,7 +79,7 @@ class Costs:
     seen: per depth the number of its steps and the sum of what they took beyond one unit; older ones count less.
     drafted: what all drafted steps took beyond one unit, and what was expected of them; older ones count less.
     number: the number of drafted steps; older ones count less.
-    tries: by what factors the first TRIES drafted steps took longer than expected.
+    tries: by what factors the first drafted steps took longer than expected, TRIES at most.
     drafting: whether drafting paid lately.
     balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
         reason to read the next one's prompt with the drafter too.
@@ -133,6 +134,11 @@ class Costs:
             self.plain *= known ** (1 / self.looks)
             self.since_look = 0
         self.pace_s *= paced**PACE if off > 1 / OUTLIER else off  # only what is slow can be another program's doing
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known about how long a drafted step takes: one took it at most, or all TRIES took longer."""
+        return len(self.tries) == TRIES or min(self.tries, default=math.inf) <= OUTLIER
 
     @property
     def due(self) -> bool:
@@ -239,11 +245,13 @@ class Controller:
     experience: what was learnt from earlier texts; it is updated.
     sequences: the acceptance of each sequence of the batch.
     waiting: whether the present step is plain because the texts are not worth reading with the drafter yet.
+    patient: whether drafting has not been given up since the last sequence joined, see `_may_pay`.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
     waiting: bool = False
+    patient: bool = True
 
     @property
     def costs(self) -> Costs:
@@ -259,6 +267,7 @@ class Controller:
         """Add a sequence at the end."""
         drafts = self.experience.drafts
         self.sequences.append(drafts.new(drafts.mean))
+        self.patient = True
 
     def leave(self, index: int) -> None:
         """Remove the sequence at `index`; the last one takes its place."""
@@ -300,14 +309,28 @@ class Controller:
         each = zip(self.sequences, limits, strict=True)
         tokens = map(sum, zip(*(sequence.expected(limit, self.deepest) for sequence, limit in each), strict=True))
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
+        tried = self.experience.known or costs.borrowed or costs.tried
         if max(rates[1:]) <= rates[0]:
+            if self.patient and tried and self._may_pay(times[1], limits):
+                return [(0.0,) if limit else () for limit in limits]
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
+            self.patient = False
             return []
-        tried = self.experience.known or costs.borrowed or len(costs.tries) == TRIES
         if alone is not None and tried:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
         return [(0.0,) * (depth if tried else 1) if limit else () for limit in limits]
+
+    def _may_pay(self, time: float, limits: Sequence[int]) -> bool:
+        """Return whether one draft token would pay if its acceptance were a standard deviation above what is known.
+
+        A drafter of which six in ten draft tokens are accepted has its first three rejected in one text of sixteen.
+
+        time: that of a step with one draft token, in plain steps.
+        limits: as in `choose`; one at least is not 0.
+        """
+        hoped = [each.mean + each.deviation for each, limit in zip(self.sequences, limits, strict=True) if limit]
+        return 1 + sum(hoped) / len(hoped) > time
 
     def worth_reading(self, unread: int, left: float) -> bool:
         """Return whether reading a sequence with the drafter takes less than what drafting saves it.
