@@ -193,19 +193,23 @@ def test_three_rejections_at_the_start_of_a_text_do_not_end_drafting_and_ten_do(
     assert not any(depths[10:])
 
 
-def test_once_given_up_drafting_gets_no_patience_until_the_next_text():
-    """What it then costs is what plain steps have earned."""
-    known = Experience(EXTRA, Acceptance(0.03, 1.0), {1: Costs(EXTRA, 1.0, tries=[1.0], drafting=False)})
-    deciding, drafted = controller(known), []
-    deciding.patient = False
-    for _ in range(100):
-        depth = depth_of(deciding.choose())
-        if depth:
-            deciding.learn_acceptance([depth], [0], [0.5])
-        deciding.learn_cost(depth, 1.0, 1.0 + EXTRA[depth])
-        drafted.append(depth > 0)
-    assert drafted[0]
-    assert sum(drafted) <= 100 * ALLOWANCE / EXTRA[1] + 3
+def test_only_the_first_text_of_all_is_trusted_and_that_is_no_debt():
+    """A retry of a useless drafter costs what plain steps have earned."""
+    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0)})
+    drafted = []
+    for _ in range(2):
+        deciding = controller(known)
+        for _ in range(100):
+            depth = depth_of(deciding.choose())
+            if depth:
+                deciding.learn_acceptance([depth], [0], [0.5])
+            deciding.learn_cost(depth, 1.0, 1.0 + EXTRA[depth])
+            drafted.append(depth > 0)
+            assert known.costs[1].balance > -2 * EXTRA[DEEPEST]
+        deciding.leave(0)
+    first = drafted.index(False)
+    assert 4 <= first <= 10
+    assert sum(drafted[first:]) <= 200 * ALLOWANCE / EXTRA[1] + 3
 
 
 @pytest.mark.parametrize(("first", "steps"), [(1.0, 1), (1.3, 1), (3.0, 3)])

@@ -81,6 +81,7 @@ class Costs:
     number: the number of drafted steps; older ones count less.
     tries: by what factors the first drafted steps took longer than expected, TRIES at most.
     drafting: whether drafting paid lately.
+    given_up: whether drafting was ever given up.
     balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
         reason to read the next one's prompt with the drafter too.
     borrowed: whether `extra` comes from another batch size, where a step may cost a fraction of what it costs here.
@@ -98,6 +99,7 @@ class Costs:
     number: float = 0.0
     tries: list[float] = field(default_factory=list)
     drafting: bool = True
+    given_up: bool = False
     balance: float = 0.0
     borrowed: bool = False
     reading: Reading = field(default_factory=Reading)
@@ -196,8 +198,8 @@ class Costs:
         """
         debt = max(-DEBT, min(self.balance, 0.0))
         return Costs(
-            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True,
-            reading=replace(self.reading),
+            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, given_up=self.given_up, balance=debt,
+            borrowed=True, reading=replace(self.reading),
         )  # fmt: skip
 
 
@@ -245,13 +247,13 @@ class Controller:
     experience: what was learnt from earlier texts; it is updated.
     sequences: the acceptance of each sequence of the batch.
     waiting: whether the present step is plain because the texts are not worth reading with the drafter yet.
-    patient: whether drafting has not been given up since the last sequence joined, see `_may_pay`.
+    trusting: whether the present step drafts although that may not pay, see `_may_pay`.
     """
 
     experience: Experience
     sequences: list[Acceptance] = field(default_factory=list)
     waiting: bool = False
-    patient: bool = True
+    trusting: bool = False
 
     @property
     def costs(self) -> Costs:
@@ -267,7 +269,6 @@ class Controller:
         """Add a sequence at the end."""
         drafts = self.experience.drafts
         self.sequences.append(drafts.new(drafts.mean))
-        self.patient = True
 
     def leave(self, index: int) -> None:
         """Remove the sequence at `index`; the last one takes its place."""
@@ -288,7 +289,7 @@ class Controller:
         left: per sequence how many tokens it is expected to have yet; empty as `unread` is, or where all of it is 0.
         """
         costs = self.costs
-        self.waiting = False
+        self.waiting = self.trusting = False
         if not costs.drafting and costs.balance < 0:
             return []
         limits = limits or [self.deepest] * len(self.sequences)
@@ -311,10 +312,11 @@ class Controller:
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
         tried = self.experience.known or costs.borrowed or costs.tried
         if max(rates[1:]) <= rates[0]:
-            if self.patient and tried and self._may_pay(times[1], limits):
+            self.trusting = tried and not costs.given_up and self._may_pay(times[1], limits)
+            if self.trusting:
                 return [(0.0,) if limit else () for limit in limits]
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
-            self.patient = False
+            costs.given_up = True
             return []
         if alone is not None and tried:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
@@ -400,6 +402,8 @@ class Controller:
                 took = costs.plain_steps(seconds)
                 costs.reading.learn(read, took - spent)
                 one_off = spent = min(took, CREDIT + tokens)
+            if self.trusting and one_off is None:
+                return
             least = min(costs.balance, -DEBT if one_off is None else -CREDIT)
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
 
