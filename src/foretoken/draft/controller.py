@@ -20,9 +20,10 @@ time of all, and the depth stays one for all.
 
 After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
 decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
-share and the first tries, whatever the estimates of its acceptance say. What a draft takes is learnt from steps of one
-draft token each, until one takes about as long as was expected, and from TRIES at most: so a drafter that takes tens of
-plain steps per token costs few of those.
+share and the first tries, whatever the estimates of its acceptance say. The first tries of all go on as long as one
+draft token would pay if its acceptance were a standard deviation above the mean so far, for they may be unlucky ones;
+what they lose is not booked. What a draft takes is learnt from steps of one draft token each, until one takes about as
+long as was expected, and from TRIES at most: so a drafter that takes tens of plain steps per token costs few of those.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -198,8 +199,8 @@ class Costs:
         """
         debt = max(-DEBT, min(self.balance, 0.0))
         return Costs(
-            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, given_up=self.given_up, balance=debt,
-            borrowed=True, reading=replace(self.reading),
+            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, given_up=self.given_up,
+            balance=debt, borrowed=True, reading=replace(self.reading),
         )  # fmt: skip
 
 
@@ -324,9 +325,9 @@ class Controller:
         return [(0.0,) * (depth if tried else 1) if limit else () for limit in limits]
 
     def _may_pay(self, time: float, limits: Sequence[int]) -> bool:
-        """Return whether one draft token would pay if its acceptance were a standard deviation above what is known.
+        """Return whether one draft token would pay if its acceptance were a standard deviation above the mean so far.
 
-        A drafter of which six in ten draft tokens are accepted has its first three rejected in one text of sixteen.
+        Of a drafter of which six in ten draft tokens are accepted, the first three are rejected in one text of sixteen.
 
         time: that of a step with one draft token, in plain steps.
         limits: as in `choose`; one at least is not 0.
