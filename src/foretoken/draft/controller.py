@@ -20,10 +20,11 @@ time of all, and the depth stays one for all.
 
 After plain decoding drafting is tried again on credit only: every step books what it won or lost against plain
 decoding, plain steps earn ALLOWANCE, and with a negative balance nothing is tried. So a useless drafter costs that
-share and the first tries, whatever the estimates of its acceptance say. The first tries of all go on as long as one
-draft token would pay if its acceptance were a standard deviation above the mean so far, for they may be unlucky ones;
-what they lose is not booked. What a draft takes is learnt from steps of one draft token each, until one takes about as
-long as was expected, and from TRIES at most: so a drafter that takes tens of plain steps per token costs few of those.
+share and the first tries, whatever the estimates of its acceptance say. Until plain steps are first measured, one draft
+token is tried as long as it would pay if its acceptance were a standard deviation above the mean so far, since the
+first ones may be unlucky; what these tries lose is not booked. What a draft takes is learnt from steps of one draft
+token each, until one takes about as long as was expected, and from TRIES at most: so a drafter that takes tens of plain
+steps per token costs few of those.
 
 The choice depends on earlier steps alone, never on a draw of the step that it decides for: docs/theory.md.
 
@@ -82,7 +83,6 @@ class Costs:
     number: the number of drafted steps; older ones count less.
     tries: by what factors the first drafted steps took longer than expected, TRIES at most.
     drafting: whether drafting paid lately.
-    given_up: whether drafting was ever given up.
     balance: plain steps won, or lost if negative; kept between texts, since a text on which drafting does not pay is no
         reason to read the next one's prompt with the drafter too.
     borrowed: whether `extra` comes from another batch size, where a step may cost a fraction of what it costs here.
@@ -100,7 +100,6 @@ class Costs:
     number: float = 0.0
     tries: list[float] = field(default_factory=list)
     drafting: bool = True
-    given_up: bool = False
     balance: float = 0.0
     borrowed: bool = False
     reading: Reading = field(default_factory=Reading)
@@ -199,8 +198,8 @@ class Costs:
         """
         debt = max(-DEBT, min(self.balance, 0.0))
         return Costs(
-            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, given_up=self.given_up,
-            balance=debt, borrowed=True, reading=replace(self.reading),
+            self.shown, plain=self.plain, looks=self.looks, drafting=self.drafting, balance=debt, borrowed=True,
+            reading=replace(self.reading),
         )  # fmt: skip
 
 
@@ -311,14 +310,13 @@ class Controller:
         each = zip(self.sequences, limits, strict=True)
         tokens = map(sum, zip(*(sequence.expected(limit, self.deepest) for sequence, limit in each), strict=True))
         rates = [expected / time for expected, time in zip(tokens, times, strict=True)]
-        tried = self.experience.known or costs.borrowed or costs.tried
         if max(rates[1:]) <= rates[0]:
-            self.trusting = tried and not costs.given_up and self._may_pay(times[1], limits)
+            self.trusting = costs.tried and costs.looks == 1 and self._may_pay(times[1], limits)
             if self.trusting:
                 return [(0.0,) if limit else () for limit in limits]
             costs.drafting = costs.since_look > 0  # not before a look at what a plain step takes now
-            costs.given_up = True
             return []
+        tried = self.experience.known or costs.borrowed or costs.tried
         if alone is not None and tried:
             return [alone.floors([max(rates) * price for price in prices(times, alone.mean)])[: limits[0]]]
         depth = max(range(1, len(rates)), key=lambda depth: rates[depth] / costs.hope(depth))
