@@ -181,50 +181,6 @@ def test_a_drafter_with_as_many_weights_as_its_target_drafts_nothing():
         assert not any(depth for _, depth in simulate(lambda _: 0.99, line(0.1, 1.0), 400, known, rng)[1])
 
 
-def test_three_rejections_at_the_start_of_a_text_do_not_end_drafting_and_ten_do():
-    """After three, the acceptance is .24 by the mean, and a step with one draft token takes 1.28 plain steps."""
-    deciding, depths = controller(), []
-    for _ in range(12):
-        depths.append(depth_of(deciding.choose()))
-        if depths[-1]:
-            deciding.learn_acceptance([depths[-1]], [0], [0.5])
-        deciding.learn_cost(depths[-1], 1.0, 1.0 + EXTRA[depths[-1]])
-    assert all(depths[:4])
-    assert not any(depths[10:])
-
-
-def test_only_the_first_text_of_all_is_trusted_and_that_is_no_debt():
-    """A retry of a useless drafter costs what plain steps have earned."""
-    known = Experience(EXTRA, costs={1: Costs(EXTRA, 1.0)})
-    drafted = []
-    for _ in range(2):
-        deciding = controller(known)
-        for _ in range(100):
-            depth = depth_of(deciding.choose())
-            if depth:
-                deciding.learn_acceptance([depth], [0], [0.5])
-            deciding.learn_cost(depth, 1.0, 1.0 + EXTRA[depth])
-            drafted.append(depth > 0)
-            assert known.costs[1].balance > -2 * EXTRA[DEEPEST]
-        deciding.leave(0)
-    first = drafted.index(False)
-    assert 4 <= first <= 10
-    assert sum(drafted[first:]) <= 200 * ALLOWANCE / EXTRA[1] + 3
-
-
-@pytest.mark.parametrize(("first", "steps"), [(1.0, 1), (1.3, 1), (3.0, 3)])
-def test_one_draft_token_at_a_time_is_drafted_until_a_step_takes_about_what_was_expected(first, steps):
-    """And never more than three times; first: by what factor steps take longer than expected."""
-    deciding = controller()
-    depths = []
-    for _ in range(steps + 1):
-        depths.append(depth_of(deciding.choose()))
-        deciding.learn_acceptance([depths[-1]], [depths[-1]], [None])
-        deciding.learn_cost(depths[-1], 1.0 + depths[-1], first * (1.0 + EXTRA[depths[-1]]))
-    assert depths[:steps] == [1] * steps
-    assert depths[steps] > 1
-
-
 def test_what_pays_for_one_text_is_not_forgotten_while_many_are_decoded():
     """Each batch size has an account of its own: a full batch where nothing pays says nothing of one text."""
     extra = (0.0, 0.2, 0.3, 0.4)
@@ -289,7 +245,7 @@ def test_a_batch_that_becomes_smaller_does_not_try_again_what_was_useless():
 
 
 def test_a_sequence_that_may_not_draft_counts_for_no_depth():
-    known = Experience((0.0, 0.9, 1.0), Acceptance(90.0, 100.0), {2: Costs((0.0, 0.9, 1.0), 1.0)})
+    known = Experience((0.0, 0.9, 1.0), Acceptance(90.0, 100.0), {2: Costs((0.0, 0.9, 1.0), 1.0, tries=[1.0])})
     deciding = Controller(known)
     deciding.join()
     deciding.join()
