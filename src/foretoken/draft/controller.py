@@ -325,10 +325,9 @@ class Controller:
     def _may_pay(self, time: float, limits: Sequence[int]) -> bool:
         """Return whether one draft token would pay if its acceptance were a standard deviation above the mean so far.
 
-        Both are those of all sequences together, and many are seldom unlucky together. For one that may not draft the
-        others' drafts bring nothing, and it waits for them.
-
         Of a drafter of which six in ten draft tokens are accepted, the first three are rejected in one text of sixteen.
+        Mean and deviation are those of all sequences together, for many are seldom unlucky at once. A sequence that may
+        not draft counts too: it waits for the drafts of the others, which bring it nothing.
 
         time: that of a step with one draft token, in plain steps.
         limits: as in `choose`.
