@@ -139,7 +139,7 @@ class Costs:
 
     @property
     def tried(self) -> bool:
-        """Whether it is known about how long a drafted step takes: one took it at most, or all TRIES took longer."""
+        """Whether it is known how long drafted steps take: one took about what was expected, or TRIES took longer."""
         return len(self.tries) == TRIES or min(self.tries, default=math.inf) <= OUTLIER
 
     @property
@@ -404,7 +404,7 @@ class Controller:
                 took = costs.plain_steps(seconds)
                 costs.reading.learn(read, took - spent)
                 one_off = spent = min(took, CREDIT + tokens)
-            if self.trusting and one_off is None:
+            if self.trusting and one_off is None:  # what an unknown drafter's unlucky start loses is no debt
                 return
             least = min(costs.balance, -DEBT if one_off is None else -CREDIT)
             costs.balance = max(least, min(CREDIT, costs.balance + tokens - spent))
