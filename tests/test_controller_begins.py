@@ -7,14 +7,22 @@ from foretoken.draft.controller import ALLOWANCE, Controller, Costs, Experience
 from machines import EXTRA, controller, depth_of
 
 
+def step(deciding: Controller, accepted: bool, slower: float = 1.0) -> int:
+    """Take one step as the controller decides, and return its depth.
+
+    accepted: whether all draft tokens are accepted, else none is. slower: as many times as long as expected it takes.
+    """
+    depth = depth_of(deciding.choose())
+    count = depth if accepted else 0
+    deciding.learn_acceptance([depth], [count], [None])
+    deciding.learn_cost(depth, 1.0 + count, slower * (1.0 + EXTRA[depth]))
+    return depth
+
+
 def test_three_rejections_at_the_start_of_a_text_do_not_end_drafting_and_ten_do():
     """After three, the acceptance is .24 by the mean, and a step with one draft token takes 1.28 plain steps."""
-    deciding, depths = controller(), []
-    for _ in range(12):
-        depths.append(depth_of(deciding.choose()))
-        if depths[-1]:
-            deciding.learn_acceptance([depths[-1]], [0], [None])
-        deciding.learn_cost(depths[-1], 1.0, 1.0 + EXTRA[depths[-1]])
+    deciding = controller()
+    depths = [step(deciding, False) for _ in range(12)]
     assert all(depths[:4])
     assert not any(depths[10:])
 
@@ -26,12 +34,8 @@ def test_only_the_first_text_of_all_is_trusted_and_that_is_no_debt():
     for _ in range(2):
         deciding = controller(known)
         for _ in range(100):
-            depth = depth_of(deciding.choose())
-            if depth:
-                deciding.learn_acceptance([depth], [0], [None])
             before = known.costs[1].balance
-            deciding.learn_cost(depth, 1.0, 1.0 + EXTRA[depth])
-            drafted.append(depth > 0)
+            drafted.append(step(deciding, False) > 0)
             trusted.append(deciding.trusting)
             assert not deciding.trusting or known.costs[1].balance == before
         deciding.leave(0)
@@ -45,15 +49,13 @@ def test_only_the_first_text_of_all_is_trusted_and_that_is_no_debt():
 
 def test_what_is_won_after_trusted_steps_is_booked():
     deciding = controller()
-    while not deciding.trusting:
-        depth = depth_of(deciding.choose())
-        deciding.learn_acceptance([depth], [0], [None])
-        deciding.learn_cost(depth, 1.0, 1.0 + EXTRA[depth])
+    for _ in range(6):
+        if not deciding.trusting:
+            step(deciding, False)
+    assert deciding.trusting
     before = deciding.costs.balance
     for _ in range(6):
-        depth = depth_of(deciding.choose())
-        deciding.learn_acceptance([depth], [depth], [None])
-        deciding.learn_cost(depth, 1.0 + depth, 1.0 + EXTRA[depth])
+        step(deciding, True)
     assert not deciding.trusting
     assert deciding.costs.balance > before
 
@@ -70,10 +72,6 @@ def test_many_sequences_are_seldom_unlucky_together(batch, trusts):
 def test_one_draft_token_at_a_time_is_drafted_until_a_step_takes_about_what_was_expected(first, steps):
     """And never more than three times; first: by what factor steps take longer than expected."""
     deciding = controller()
-    depths = []
-    for _ in range(steps + 1):
-        depths.append(depth_of(deciding.choose()))
-        deciding.learn_acceptance([depths[-1]], [depths[-1]], [None])
-        deciding.learn_cost(depths[-1], 1.0 + depths[-1], first * (1.0 + EXTRA[depths[-1]]))
+    depths = [step(deciding, True, first) for _ in range(steps + 1)]
     assert depths[:steps] == [1] * steps
     assert depths[steps] > 1
