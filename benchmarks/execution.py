@@ -34,6 +34,7 @@ from foretoken.measure.plot import plot as draw
 from foretoken.measure.report import Cell, Report, Spread
 from foretoken.measure.results import write_lines
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.hf_model import cache_name
 from foretoken.models.layout import layout
 from foretoken.models.load import choose_device, choose_dtype, load_model
 from foretoken.models.named import is_gguf, located
@@ -99,7 +100,7 @@ class TheirPath:
     def forward(self, nodes: int) -> None:
         self.nodes = nodes
         ids = torch.tensor([tokens(self.lm, nodes)] * self.batch, device=self.model.device)
-        self.model(input_ids=ids, past_key_values=self.cache, use_cache=True)
+        self.model(input_ids=ids, use_cache=True, **{cache_name(type(self.model)): self.cache})
 
     @torch.inference_mode()
     def forget(self) -> None:

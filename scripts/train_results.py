@@ -14,6 +14,7 @@ from train_corpus import EOT, corpus, excerpts
 from train_plan import SPECS, Run, stop
 from transformers import LlamaForCausalLM
 
+from foretoken.models.hf_model import cache_name
 from foretoken.models.identity import fingerprint_of_weights
 
 
@@ -25,10 +26,10 @@ def text_loss(model: LlamaForCausalLM, rows: torch.Tensor, progress: float) -> t
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, ids: torch.Tensor, count: int, temp: float) -> torch.Tensor:
     """`ids` with `count` sampled tokens (the likeliest ones at temperature 0) after each row."""
-    cache, fresh = None, ids
+    cache, fresh, named = None, ids, cache_name(type(model))
     for _ in range(count):
-        out = model(input_ids=fresh, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache, logits = out.past_key_values, out.logits[:, -1]
+        out = model(input_ids=fresh, use_cache=True, logits_to_keep=1, **{named: cache})
+        cache, logits = out[named], out.logits[:, -1]
         fresh = torch.multinomial((logits / temp).softmax(-1), 1) if temp else logits.argmax(-1, keepdim=True)
         ids = torch.cat([ids, fresh], dim=1)
     return ids

@@ -16,6 +16,7 @@ from transformers import (
 import foretoken
 import models_zoo
 import tiny
+from foretoken.models.hf_model import cache_name
 
 GREEDY = {"do_sample": False}
 NGRAM = {"custom_generate": foretoken.custom_generate, "draft_model": "ngram"}
@@ -164,14 +165,14 @@ def test_prompts_that_are_no_token_ids_are_refused(models, pair):
         target.generate(**pair, **asked)
 
 
-@pytest.mark.parametrize("name", ["token_type_ids", "position_ids", "past_key_values"])
+@pytest.mark.parametrize("name", ["token_type_ids", "position_ids", cache_name(GPT2LMHeadModel)])
 def test_what_else_shapes_the_logits_is_never_left_out_in_silence(name):
     """Each of them gives another text in transformers."""
     config = GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, eos_token_id=0, initializer_range=0.3)
     torch.manual_seed(0)
     model, ids, options = GPT2LMHeadModel(config).eval(), torch.tensor([[5, 6, 7]]), {"max_new_tokens": 6}
-    earlier = model(torch.tensor([[9]])).past_key_values
-    given = {"token_type_ids": ids, "position_ids": torch.tensor([[0, 5, 9]]), "past_key_values": earlier}[name]
+    earlier = model(torch.tensor([[9]]))[cache_name(GPT2LMHeadModel)]
+    given = {"token_type_ids": ids, "position_ids": torch.tensor([[0, 5, 9]])}.get(name, earlier)
     with pytest.raises(foretoken.ForetokenError, match=f"generate was given {name}: leave that out"):
         model.generate(ids, **options, **{name: given}, **NGRAM)
 

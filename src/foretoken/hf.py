@@ -16,7 +16,7 @@ from foretoken.core.sampling import Sampling, check_processors
 from foretoken.core.sequence import Sequence
 from foretoken.decode import Decoder
 from foretoken.models.grammar import check_grammars
-from foretoken.models.hf_model import HFModel
+from foretoken.models.hf_model import CACHE_NAMES, HFModel
 from foretoken.models.load import generation_output
 
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -162,8 +162,8 @@ def _unread(model: HFModel, kept: Tensor, inputs: Any) -> list[str]:
     kept: which ids of the prompts are no padding [b, t].
     inputs: name -> input. Zeros among them say that all is text, where the model reads more than that.
     """
-    cache, positions = inputs.get("past_key_values"), inputs.get("position_ids")
-    found = ["past_key_values"] if cache is not None and cache.get_seq_length() > 0 else []
+    found = [name for name in CACHE_NAMES if inputs.get(name) is not None and inputs[name].get_seq_length() > 0]
+    positions = inputs.get("position_ids")
     counted = kept.long().cumsum(-1) - 1
     if positions is not None and not found:
         own = positions.shape[-1] != kept.shape[1] or bool((positions != counted)[..., kept].any())

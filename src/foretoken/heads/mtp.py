@@ -16,6 +16,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.making import making
 from foretoken.heads.serial import Serial
 from foretoken.models.causal_lm import CausalLM
+from foretoken.models.hf_model import cache_name
 from foretoken.models.layout import FULL, SLIDING, planes_kept, states_kept
 from foretoken.models.parts import parts
 
@@ -53,7 +54,7 @@ class Mtp(Serial):
             position_embeddings=angles,
             attention_mask=mask,
             position_ids=positions + 1,  # of the tokens, as it was trained
-            past_key_values=cache,
+            **{cache_name(type(self.layer)): cache},
         )
         return self.after(made)
 

@@ -80,7 +80,7 @@ class Serial(Head):
 
         name: the head's name, for messages.
         """
-        return StaticForward(self, name, self.planes, compiled=False, step=traced)
+        return StaticForward(self, name, self.planes, compiled=False, own=traced)
 
     def open(self, batch: int, slots: int, backend: Backend | None) -> "SerialRows":
         return SerialRows(self, batch, slots, backend)

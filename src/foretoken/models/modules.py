@@ -10,7 +10,7 @@ from torch import Tensor
 from foretoken.core.shapes import Float
 from foretoken.models.cache import SlotCache
 from foretoken.models.features import FeatureStore
-from foretoken.models.hf_model import HFModel
+from foretoken.models.hf_model import HFModel, cache_name
 from foretoken.models.layout import Layout
 from foretoken.models.panels import PanelLinear
 
@@ -65,7 +65,7 @@ class ModuleSlots(SlotCache):
             "position_ids": torch.tensor(positions, device=device),
             # A model whose layers are all of one type takes (and some only take) the mask itself.
             "attention_mask": UNMASKED | tensors if len(tensors) > 1 else next(iter(tensors.values())),
-            "past_key_values": self,
+            cache_name(type(model)): self,
             "use_cache": True,
         }
         out = model(**inputs, output_hidden_states=features is not None)

@@ -24,6 +24,7 @@ from foretoken.models.cache import NodeCache, Place, Planes, Slots, first_planes
 from foretoken.models.features import FeatureStore
 from foretoken.models.graphs import Graph
 from foretoken.models.growing_tree import causal_mask, lowest
+from foretoken.models.hf_model import cache_name
 from foretoken.models.layout import FULL, SLIDING
 from foretoken.models.panels import PanelLinear
 
@@ -70,9 +71,10 @@ class TracedCache(NodeCache):
 
 
 @no_type_check
-def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
+def step(named, model, of_layer, layers, scored, nodes, *masks_and_planes):
     """Run the forward of a transformers model on nodes; return their logits [b, n, v] and the states of `layers`.
 
+    named: the argument by which it takes its cache (`cache_name`).
     model: the transformers model.
     of_layer: as in `NodeCache`.
     layers: which hidden states follow the logits, each [b, n, d], by their index in transformers' `hidden_states`.
@@ -88,9 +90,9 @@ def step(model, of_layer, layers, scored, nodes, *masks_and_planes):
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks[0] if len(masks) == 1 else dict(zip((FULL, SLIDING), masks, strict=True)),
-        past_key_values=cache,
         use_cache=True,
         output_hidden_states=len(layers) > 0,
+        **{named: cache},
     )
     return (out[0], *(out.hidden_states[layer] for layer in layers))
 
@@ -140,7 +142,7 @@ class StaticForward:
     """
 
     def __init__(
-        self, model: nn.Module, name: str, planes: Planes, compiled: bool = True, step: Callable[..., Any] = step
+        self, model: nn.Module, name: str, planes: Planes, compiled: bool = True, own: Callable[..., Any] | None = None
     ) -> None:
         """Prepare plain forwards; set `compiling` to have them compiled or recorded.
 
@@ -148,20 +150,20 @@ class StaticForward:
         name: its name for messages.
         planes: the shapes of what each layer keeps per token.
         compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
-        step: the plain forward, called with the arguments of the function `step`, `model` first.
+        own: a plain forward in the place of `step`, called with the arguments of that from `model` on.
         """
-        self.model, self.name, self._step = model, name, step
+        self.model, self.name, self._step = model, name, own or partial(step, cache_name(type(model)))
         self.shapes = [plane for pair in planes if pair for plane in pair]
         self.of_layer = first_planes(planes)
         self.dtype, self.device = self.shapes[0].dtype, self.shapes[0].device
         self.low = lowest(self.dtype)
         self.on_gpu = self.device.type == "cuda"
         self.execution = COMPILED if not self.on_gpu else COMPILED_GRAPHS if compiled else GRAPHS
-        self._compiled: Callable[..., tuple[Tensor, ...]] = step
+        self._compiled: Callable[..., tuple[Tensor, ...]] = self._step
         if compiled:
             packed = any(isinstance(module, PanelLinear) for module in model.modules())
             options: dict[str, Any] = {"freezing": not self.on_gpu and not packed}
-            self._compiled = torch.compile(step, fullgraph=True, dynamic=False, options=options)
+            self._compiled = torch.compile(self._step, fullgraph=True, dynamic=False, options=options)
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self._free: dict[tuple[int, int], list[PlaneTensors]] = {}
         self.ready: set[Bucket] = set()
