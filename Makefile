@@ -1,63 +1,69 @@
 # demo: the answer of a chat model, and its speed.  test: the fast suite, test-long: the longer tests.  lint: ruff, pyright, layers.  paper: a PDF.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv
+CONSTRAINTS := constraints.txt
+BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=# the tests start the command many times: let it keep its bytecode
 
-.PHONY: demo test test-long test-gpu site lint lint-style lint-types lint-layers bench audit paper clean
+.PHONY: demo test test-long test-oldest test-gpu site lint lint-style lint-types lint-layers bench audit paper clean
 
-demo: .venv/installed
+demo: $(VENV)/installed
 	$(BIN)/foretoken demo
 
-test: .venv/installed  # three processes keep two cores busy, since some tests wait
+test: $(VENV)/installed  # three processes keep two cores busy, since some tests wait
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
-test-long: .venv/installed
+test-long: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "long and not slow"
 
-test-gpu: .venv/installed  # where there is a GPU, and a torch for it
+test-oldest: export PYTEST_ADDOPTS := -W ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning# of an old starlette
+test-oldest:  # the fast suite with the oldest versions that pyproject.toml allows, in an environment of their own
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
+
+test-gpu: $(VENV)/installed  # where there is a GPU, and a torch for it
 	$(BIN)/python -m pytest -m gpu
 
-site: .venv/site  # the pages, in site/
+site: $(VENV)/site  # the pages, in site/
 	$(BIN)/python -m mkdocs build --strict
 
-audit: .venv/installed
+audit: $(VENV)/installed
 	$(BIN)/foretoken audit
 
-bench: .venv/installed
+bench: $(VENV)/installed
 	$(BIN)/foretoken bench
 
-paper: .venv/typst
+paper: $(VENV)/typst
 	$(BIN)/python -c 'import typst; typst.compile("docs/paper/paper.typ", output="docs/paper/paper.pdf", root="docs", ignore_system_fonts=True)'
 
 lint: lint-style lint-types lint-layers  # may run at the same time: make --jobs=2 lint
 
-lint-style: .venv/linters
+lint-style: $(VENV)/linters
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-lint-types: .venv/linters
+lint-types: $(VENV)/linters
 	$(BIN)/pyright
 
-lint-layers: .venv/linters
+lint-layers: $(VENV)/linters
 	$(BIN)/lint-imports
 
-.venv/installed: pyproject.toml constraints.txt
-	@echo "Making .venv: minutes, most of them for downloading and unpacking torch."
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test,transport,bench,serve]"
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
+	@echo "Making $(VENV): minutes, most of them for downloading and unpacking torch."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[test,transport,bench,serve]"
 	touch $@
 
-.venv/linters: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[lint]"
+$(VENV)/linters: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[lint]"
 	touch $@
 
-.venv/site: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
+$(VENV)/site: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[docs]"
 	touch $@
 
-.venv/typst: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[paper]"
+$(VENV)/typst: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) --editable ".[paper]"
 	touch $@
 
 clean:
-	rm -rf .venv build dist site
+	rm -rf .venv .venv-oldest build dist site

@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from foretoken.core.errors import ForetokenError
 from foretoken.core.shapes import Float
 from foretoken.models.cache import Plane
-from foretoken.models.hf_model import HFModel, cache_name
+from foretoken.models.hf_model import CACHE_NAMES, HFModel
 from foretoken.models.panels import PanelLinear
 from foretoken.models.probe import LENGTH, first_forward, probe_tokens
 
@@ -99,7 +99,7 @@ def layout(model: HFModel) -> Layout:
         out: Any = model(input_ids=torch.tensor([text], device=model.device), use_cache=True)
     if getattr(getattr(out, "logits", None), "ndim", 0) != 3:
         raise ForetokenError(f"{kind} gives no logits per token: load the model by AutoModelForCausalLM.")
-    cache = getattr(out, cache_name(type(model)), None)
+    cache = next((found for name in CACHE_NAMES if (found := getattr(out, name, None)) is not None), None)
     if not isinstance(cache, Cache) or isinstance(cache, EncoderDecoderCache):
         raise ForetokenError(f"{kind} returned {type(cache).__name__} instead of a key-value cache: it cannot be kept.")
     planes = tuple(planes_kept(layer, kind) for layer in cache.layers)
