@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.version import Version
 from transformers import LlamaForCausalLM
 
@@ -12,6 +13,7 @@ import models_zoo
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.hf_model import CACHE_NAMES, cache_name
 from foretoken.models.modules import Modules
+from foretoken.models.static import StaticForward
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = "transport", "bench", "serve", "grammar"
@@ -38,6 +40,11 @@ class Present(LlamaForCausalLM):
         return super().forward(input_ids, position_ids=position_ids, **{INNER: cache}, **rest)
 
 
+class Wrapped(LlamaForCausalLM):
+    def forward(self, input_ids, position_ids=None, **rest) -> Any:  # pyright: ignore
+        return super().forward(input_ids, position_ids=position_ids, **rest)
+
+
 INNER = cache_name(LlamaForCausalLM)
 
 
@@ -48,7 +55,13 @@ def test_code_of_a_models_own_may_give_its_cache_either_name(kind: type[LlamaFor
     own.load_state_dict(model.state_dict())
     assert isinstance(CausalLM(own).backend, Modules)
     models_zoo.check_random_steps(own, 1, 6)
+    lm = CausalLM(own)
+    lm.backend = StaticForward(own, "own", lm._layout.planes, compiled=False)
+    rows, ids = lm.open(1, 20), [5, 3, 8, 1]
+    rows.extend(rows.join(), ids)  # by the model without its LM head, whose code is transformers' own
+    models_zoo.assert_close(rows.score([[7]], [[-1]])[0][0], models_zoo.plain(model, [*ids, 7]), torch.float32)
 
 
 def test_the_names_are_those_of_the_code() -> None:
     assert (cache_name(Present), cache_name(Former)) == CACHE_NAMES
+    assert cache_name(Wrapped) == "past_key_values"  # which every version of transformers understands so far

@@ -2,6 +2,7 @@
 what has another name in other versions of transformers."""
 
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, ForwardRef
 
 import transformers  # which imports its parts when they are asked for
@@ -17,9 +18,12 @@ __all__ = ["CACHE_NAMES", "HFModel", "cache_name"]
 CACHE_NAMES = "cache", "past_key_values"  # since transformers 5.24, and before
 
 
+@cache
 def cache_name(kind: type[nn.Module]) -> str:
     """Return which of `CACHE_NAMES` the forwards of a class of models or layers call their cache.
 
-    kind: a class of transformers, or one with code of its own, which may keep the former name.
+    kind: a class of transformers, or one with code of its own, which may keep the former name. Where the code names
+        neither, but hands on what it is given, it is the former one, which transformers takes in all versions so far.
     """
-    return next(name for name in CACHE_NAMES if name in inspect.signature(kind.forward).parameters)
+    present, former = CACHE_NAMES
+    return present if present in inspect.signature(kind.forward).parameters else former

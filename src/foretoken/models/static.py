@@ -71,10 +71,10 @@ class TracedCache(NodeCache):
 
 
 @no_type_check
-def step(named, model, of_layer, layers, scored, nodes, *masks_and_planes):
+def step(names, model, of_layer, layers, scored, nodes, *masks_and_planes):
     """Run the forward of a transformers model on nodes; return their logits [b, n, v] and the states of `layers`.
 
-    named: the argument by which it takes its cache (`cache_name`).
+    names: the argument by which the model takes its cache (`cache_name`), and that of the model without its LM head.
     model: the transformers model.
     of_layer: as in `NodeCache`.
     layers: which hidden states follow the logits, each [b, n, d], by their index in transformers' `hidden_states`.
@@ -86,7 +86,8 @@ def step(named, model, of_layer, layers, scored, nodes, *masks_and_planes):
     ids, positions, slots = nodes
     *masks, planes = masks_and_planes
     cache = TracedCache(planes, of_layer, slots)
-    out = (model if scored else model.base_model)(
+    run, named = (model, names[0]) if scored else (model.base_model, names[1])
+    out = run(
         input_ids=ids,
         position_ids=positions,
         attention_mask=masks[0] if len(masks) == 1 else dict(zip((FULL, SLIDING), masks, strict=True)),
@@ -152,7 +153,8 @@ class StaticForward:
         compiled: whether torch.compile makes the code of forwards; on a GPU they are recorded in either case.
         own: a plain forward in the place of `step`, called with the arguments of that from `model` on.
         """
-        self.model, self.name, self._step = model, name, own or partial(step, cache_name(type(model)))
+        self.model, self.name = model, name
+        self._step = own or partial(step, tuple(cache_name(type(part)) for part in (model, model.base_model)))
         self.shapes = [plane for pair in planes if pair for plane in pair]
         self.of_layer = first_planes(planes)
         self.dtype, self.device = self.shapes[0].dtype, self.shapes[0].device
