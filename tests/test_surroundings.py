@@ -97,15 +97,17 @@ def test_a_default_device_disturbs_neither_a_load_nor_texts(options: dict[str, s
 
     expected = texts(foretoken.load(TARGET, device="cpu", **options))
     model = foretoken.load(TARGET, device="cpu", compile="off").target.lm.model
-    ids = torch.tensor([prompt])
+    ids, config = torch.tensor([prompt]), GenerationConfig(max_length=9, do_sample=True, eos_token_id=0)
+
+    def sampled() -> list[list[int]]:
+        torch.manual_seed(1)
+        return foretoken.custom_generate(model, ids, generation_config=config, draft_model="ngram").tolist()
+
+    drawn = sampled()
+    assert len(drawn[0]) == config.max_length  # with this seed no end of text is drawn
     with torch.device("meta"):
         assert texts(foretoken.load(TARGET, device="cpu", **options)) == expected
-        assert foretoken.custom_generate(
-            model,
-            ids,
-            generation_config=GenerationConfig(max_length=9, do_sample=True, eos_token_id=0),
-            draft_model="ngram",
-        ).shape == (1, 9)
+        assert sampled() == drawn
 
 
 @pytest.mark.usefixtures("unchecked")  # the checks of types draw from `random`
