@@ -156,13 +156,27 @@ def test_instructions(name: str, triple: str, cpu: str, instructions: tuple[str,
         assert all(instruction in text for instruction in instructions)
 
 
-@pytest.mark.parametrize("strips", [1, 2])
-def test_a_processor_without_any_of_them(strips: int) -> None:
-    """Plain code computes the same bits as the instructions that are used here."""
+@pytest.mark.parametrize(
+    ("name", "half", "features", "strips"),
+    [
+        pytest.param(dots.PLAIN, False, "+fma", 1, id="plain"),
+        pytest.param(dots.PLAIN, False, "+fma", 2, id="plain-two-strips"),
+        pytest.param(
+            dots.PAIRS,
+            True,
+            "+fma,+avx2,+f16c",
+            1,
+            id="pairs",
+            marks=pytest.mark.skipif("+avx2" not in dots.FEATURES, reason="this processor has no AVX2"),
+        ),
+    ],
+)
+def test_other_instructions(name: str, half: bool, features: str, strips: int) -> None:
+    """Other instructions that can run here compute the same bits as those that are used here."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    machine = binding.Target.from_default_triple().create_target_machine(features="+fma", opt=2)
-    module = binding.parse_assembly(str(module_of(dots.PLAIN, False, strips)))
+    machine = binding.Target.from_default_triple().create_target_machine(features=features, opt=2)
+    module = binding.parse_assembly(str(module_of(name, half, strips)))
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0)).numpy()
@@ -171,7 +185,7 @@ def test_a_processor_without_any_of_them(strips: int) -> None:
         want = PackedLinear(key, packed, 512, 64)(torch.from_numpy(x)).numpy()
         lines, got = np.empty((16, 3, 16), np.int32), np.zeros((3, 64), np.float32)
         quantise(x, lines)
-        call = CFUNCTYPE(None, *[c_int64] * 6)(engine.get_function_address(f"{dots.PLAIN}_{key}"))
+        call = CFUNCTYPE(None, *[c_int64] * 6)(engine.get_function_address(f"{name}_{key}"))
         call(packed.ctypes.data, 512 // kind.weights, lines.ctypes.data, 3, 3, got.ctypes.data)
         assert np.array_equal(got, want)
 

@@ -12,11 +12,13 @@ So a row's result does not depend on the rows beside it, nor on which instructio
 **A line** is a block of a row in 64 bytes: 32 codes; the scale; scale * sum of codes; and whole multiples of sums of
 codes, with which exact sums begin where the weights' codes have an offset. The lines of all rows for one block stand
 side by side, as they are used: the codes of 4 inputs k of n columns fill a vector register, are unpacked once, and meet
-all rows.
+all rows. The 16 registers of AVX2 take the codes of half a block for two registers of columns: each of a row's codes is
+then read half as often as with a whole block of one register.
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -51,6 +53,9 @@ INSTRUCTIONS = {  # ways to make exact sums: what the processor must have (proce
     NEON: ("+dotprod", 4),
     PLAIN: ("", 4),
 }
+# Of PAIRS: products with codes of so many bits fill 16 bits once so many pairs are added, since 127 * 2 * 15 * 8,
+# 127 * 2 * 31 * 4, .. are below 2 ** 15.
+PAIRS_HELD = {4: 8, 5: 4, 6: 2, 8: 1}
 BEST = next(name for name, (feature, _) in INSTRUCTIONS.items() if not feature or feature in FEATURES)
 HALF = "+f16c" in FEATURES or "+dotprod" in FEATURES  # an instruction that widens float16
 
@@ -72,6 +77,7 @@ class Dots:
         self.b, self.name, self.n, self.half = b, name, INSTRUCTIONS[name][1], half
         self.words, self.floats = ir.VectorType(I32, self.n), ir.VectorType(F32, self.n)
         self.octets, self.pairs = ir.VectorType(I8, 4 * self.n), ir.VectorType(I16, 2 * self.n)
+        self.halves = cgutils.alloca_once(b, self.words, 2 * AT_ONCE) if name == PAIRS else None
 
     def all(self, value: int) -> Any:
         """Return a vector with the same whole number in every column; value: the number."""
@@ -106,63 +112,92 @@ class Dots:
         value = self.load(at, ir.VectorType(I8, self.n), 1)
         return self.b.sitofp((self.b.sext if signed else self.b.zext)(value, self.words), self.floats)
 
-    def codes(self, at: Any, bits: int) -> list[Any]:
-        """Return the codes of 32 inputs k of n columns: 8 vectors of n words, each word with the codes of four k in
-        order.
+    def codes(self, at: Any, bits: int, places: Sequence[int]) -> list[Any]:
+        """Return codes of n columns: for each place g a vector of n words, each with the codes of k = 4 g .. 4 g + 3.
 
         at: the address of the first of these columns in the first vector of a strip (quantised.py).
         bits: bits of a code; with 8, codes get 128 added where the instruction needs them without a sign.
+        places: the places g, among 0 .. 7.
         """
-        b, vectors = self.b, [self.load(self.plus(at, 4 * LANES * i), self.words, 4) for i in range(bits)]
-        if bits == 8:
-            offset = self.all(-0x7F7F7F80)  # 0x80 in every byte: adds 128 to a signed one
-            return [b.xor(v, offset) for v in vectors] if self.name in (VNNI, VNNI_256) else vectors
-        low = self.all(0x0F0F0F0F)
-        codes = [b.and_(v, low) for v in vectors[:4]]
-        codes += [b.and_(b.lshr(v, self.all(4)), low) for v in vectors[:4]]
-        if bits > 4:
-            per, mask = (8, 0x10101010) if bits == 5 else (4, 0x30303030)
-            for g in range(8):
-                from_bit = g % per * (bits - 4)
-                high, shift = vectors[4 + g // per], 4 - from_bit
+        b, codes = self.b, []
+        for g in places:
+            code = self.load(self.plus(at, 4 * LANES * (g if bits == 8 else g % 4)), self.words, 4)
+            if bits == 8:
+                offset = self.all(-0x7F7F7F80)  # 0x80 in every byte: adds 128 to a signed one
+                codes.append(b.xor(code, offset) if self.name in (VNNI, VNNI_256) else code)
+                continue
+            code = b.and_(code if g < 4 else b.lshr(code, self.all(4)), self.all(0x0F0F0F0F))
+            if bits > 4:
+                per, mask = (8, 0x10101010) if bits == 5 else (4, 0x30303030)
+                high = self.load(self.plus(at, 4 * LANES * (4 + g // per)), self.words, 4)
+                shift = 4 - g % per * (bits - 4)
                 high = b.shl(high, self.all(shift)) if shift > 0 else b.lshr(high, self.all(-shift)) if shift else high
-                codes[g] = b.or_(codes[g], b.and_(high, self.all(mask)))
+                code = b.or_(code, b.and_(high, self.all(mask)))
+            codes.append(code)
         return codes
 
-    def sum(self, total: Any, codes: Sequence[Any], line: Any, bits: int) -> Any:
+    def pairs_sum(self, most: Any, codes: Sequence[Any], line: Any, bits: int) -> Any:
+        """Return sums in 16 bits of pairs of products, for PAIRS: two for each column.
+
+        most: what the sums begin with, None for 0. The other arguments are as in `sum`.
+        """
+        b = self.b
+        for i, code in enumerate(codes):
+            x = b.bitcast(self.spread(self.plus(line, 4 * i), I32), self.octets)
+            code = b.bitcast(code, self.octets)
+            if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
+                x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
+                code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
+            products = call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x)
+            most = products if most is None else b.add(most, products)
+        return most
+
+    def half_at(self, row: Any, beside: int) -> Any:
+        """Return the pointer to what `half_sum` made for a row and register number `beside` of two, for PAIRS."""
+        return self.b.gep(self.halves, [self.b.add(self.b.mul(row, I64(2)), I64(beside))])
+
+    def half_sum(self, codes: Sequence[Any], line: Any, bits: int) -> Any:
+        """Return what `sum` takes as `before` with the second half of a block's codes, for PAIRS: a vector of n words.
+
+        codes: the first half of them, vectors from `codes`.
+        line, bits: as in `sum`.
+        """
+        if PAIRS_HELD[bits] == 8:
+            return self.b.bitcast(self.pairs_sum(None, codes, line, bits), self.words)
+        return self.sum(self.all(0), codes, line, bits)
+
+    def sum(self, total: Any, codes: Sequence[Any], line: Any, bits: int, before: Any = None) -> Any:
         """Return exact sums of products of some codes with those of one row, a vector of n whole numbers.
 
         total: what the sums begin with.
         codes: vectors from `codes`, of four inputs k each.
         line: the address of the row's first code.
         bits: bits of a code of the weights.
+        before: what `half_sum` made of the first half of a block's codes, if `codes` are the second.
         """
         b = self.b
-        both = [(self.spread(self.plus(line, 4 * i), I32), code) for i, code in enumerate(codes)]
         if self.name == PAIRS:
-            # A sum of pairs of products has 16 bits, which hold so many pairs: 127 * 2 * 15 * 8, 127 * 2 * 31 * 4, ..
-            # are below 2 ** 15.
-            held, ones = {4: 8, 5: 4, 6: 2, 8: 1}[bits], ir.Constant(self.pairs, [1] * (2 * self.n))
-            for first in range(0, len(codes), held):
-                most = ir.Constant(self.pairs, [0] * (2 * self.n))
-                for x, code in both[first : first + held]:
-                    x, code = b.bitcast(x, self.octets), b.bitcast(code, self.octets)
-                    if bits == 8:  # abs(code) is the same for all rows, so that LLVM computes it only once
-                        x = call(b, "llvm.x86.avx2.psign.b", self.octets, x, code)
-                        code = call(b, f"llvm.abs.v{4 * self.n}i8", self.octets, code, ir.IntType(1)(0))
-                    most = b.add(most, call(b, "llvm.x86.avx2.pmadd.ub.sw", self.pairs, code, x))
-                total = b.add(total, call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones))
-        elif self.name == PLAIN:
-            for x, code in both:
+            most, ones = None, ir.Constant(self.pairs, [1] * (2 * self.n))
+            if before is not None and PAIRS_HELD[bits] == 8:
+                most = b.bitcast(before, self.pairs)
+            elif before is not None:
+                total = b.add(total, before)
+            for first in range(0, len(codes), PAIRS_HELD[bits]):
+                held = codes[first : first + PAIRS_HELD[bits]]
+                most = self.pairs_sum(most, held, self.plus(line, 4 * first), bits)
+                total, most = b.add(total, call(b, "llvm.x86.avx2.pmadd.wd", self.words, most, ones)), None
+            return total
+        for i, code in enumerate(codes):
+            x = self.spread(self.plus(line, 4 * i), I32)
+            if self.name == PLAIN:
                 for byte in range(4):
                     up, down = self.all(24 - 8 * byte), self.all(24)
                     total = b.add(total, b.mul(b.ashr(b.shl(code, up), down), b.ashr(b.shl(x, up), down)))
-        else:
+                continue
             name, kind = f"llvm.x86.avx512.vpdpbusd.{32 * self.n}", self.words
             if self.name == NEON:
                 name, kind = "llvm.aarch64.neon.sdot.v4i32.v16i8", self.octets
-            for x, code in both:
-                total = call(b, name, self.words, total, b.bitcast(code, kind), b.bitcast(x, kind))
+            total = call(b, name, self.words, total, b.bitcast(code, kind), b.bitcast(x, kind))
         return total
 
 
@@ -188,8 +223,8 @@ def emit(
     subs_bytes = COLUMNS * kind.subs * (1 + kind.least)
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     turns = COLUMNS // LANES // strips  # turns per block: a turn computes `strips` strips of one block
-    words = 8 // max(kind.subs, 1)  # vectors of codes for each factor
-    fused = ("contract",)
+    parts, fused = max(kind.subs, 1), ("contract",)  # parts of a block with a factor of their own
+    pieces = 1 if dots.halves is None else 2  # a block's codes meet the rows at once, or half of those of 2 n columns
     with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
         number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # the block's number in the panel
         group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
@@ -202,11 +237,11 @@ def emit(
             fetch(b, dots.plus(passed, AHEAD + i), FAR)
         line0 = b.add(lines, b.mul(b.mul(number, all_rows), I64(LINE)))
 
-        def columns_of(index: int, first: int) -> tuple[list[Any], Any, list[Any], Any]:
+        def columns_of(index: int, first: int, words: range) -> tuple[list[Any], Any, list[Any], Any]:
             """Return what is needed of n columns from `first` on of strip `index` of a turn.
 
             That is the factors of their exact sums, one for all 32 weights or two for 16 each; the minimum, if the kind
-            has one; 8 vectors of codes; and the address of their sums.
+            has one; the vectors of codes that meet these words of a line; and the address of their sums.
             """
             strip = b.add(b.mul(turn, I64(strips)), I64(index))
             column = b.add(b.mul(strip, I64(LANES)), I64(first))
@@ -218,33 +253,48 @@ def emit(
                 factors = [b.fmul(d, dots.small(place, kind.bits == 6)) for place in places[: kind.subs]]
                 if kind.least:
                     least = b.fneg(b.fmul(least, dots.small(places[-1], False)))
-            at = b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes)))
-            return factors, least, dots.codes(dots.plus(at, 4 * first), kind.bits), b.add(sums, b.mul(column, I64(4)))
+            at = dots.plus(b.add(b.add(here, I64(subs_bytes)), b.mul(strip, I64(strip_bytes))), 4 * first)
+            return factors, least, dots.codes(at, kind.bits, words), b.add(sums, b.mul(column, I64(4)))
 
-        def exact_sum(codes: list[Any], part: int, line: Any) -> Any:
-            """Return the exact sum of the weights of one factor with a row, without the codes' offset."""
+        def exact_sum(codes: list[Any], part: int, line: Any, word: int, half: Any) -> Any:
+            """Return the exact sum of the weights of one factor with a row, without the codes' offset.
+
+            codes, word: their codes, and the number of the line's word that meets the first.
+            half: None, or a pointer to the sum of the weights before these.
+            """
             offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
             if kind.bits == 8 and dots.name in (VNNI, VNNI_256):
                 offset = BY_128
             start = dots.all(0) if offset is None else dots.spread(dots.plus(line, 4 * offset), I32)
-            of_part = codes[part * words : (part + 1) * words]
-            return dots.sum(start, of_part, dots.plus(line, 4 * words * part), kind.bits)
+            before = None if half is None else b.load(half)
+            return dots.sum(start, codes, dots.plus(line, 4 * word), kind.bits, before)
 
-        for first in range(0, LANES, n):
-            together = [columns_of(i, first) for i in range(strips)]
+        for first, piece in itertools.product(range(0, LANES, n * pieces), range(pieces)):
+            words = range(8 // pieces * piece, 8 // pieces * (piece + 1))
+            together = [columns_of(i, first + n * j, words) for i in range(strips) for j in range(pieces)]
+            numbers = [piece] if pieces == parts else range(parts)  # of the factors that these codes have
+            each = len(words) // len(numbers)
             with cgutils.for_range(b, rows, intp=I64) as row:
                 line = b.add(line0, b.mul(row.index, I64(LINE)))
-                exact = [[exact_sum(codes, part, line) for part in range(len(factors))]
-                         for factors, _, codes, _ in together]  # fmt: skip
+                halves = [None if pieces <= parts else dots.half_at(row.index, i) for i in range(len(together))]
+                if pieces > parts and not piece:
+                    for half, (_, _, codes, _) in zip(halves, together, strict=True):
+                        b.store(dots.half_sum(codes, line, kind.bits), half)
+                    continue
+                exact = [
+                    [exact_sum(codes[each * i : each * (i + 1)], part, line, words[each * i], half)
+                     for i, part in enumerate(numbers)]
+                    for half, (_, _, codes, _) in zip(halves, together, strict=True)
+                ]  # fmt: skip
                 scale = dots.spread(dots.plus(line, 4 * SCALE), F32)
                 both = dots.spread(dots.plus(line, 4 * SUM), F32) if kind.least else None
                 totals = []  # stored once all are computed: after a store in between, LLVM would read the row anew
                 for (factors, least, _, at), of_columns in zip(together, exact, strict=True):
                     place = b.inttoptr(b.add(at, b.mul(row.index, I64(4 * COLUMNS))), dots.floats.as_pointer())
                     total = load(b, place)
-                    for factor, whole in zip(factors, of_columns, strict=True):
+                    for part, whole in zip(numbers, of_columns, strict=True):
                         scaled = b.fmul(b.sitofp(whole, dots.floats), scale)
-                        total = b.fadd(total, b.fmul(scaled, factor, flags=fused), flags=fused)
+                        total = b.fadd(total, b.fmul(scaled, factors[part], flags=fused), flags=fused)
                     if kind.least:
                         total = b.fadd(total, b.fmul(both, least, flags=fused), flags=fused)
                     totals.append((total, place))
