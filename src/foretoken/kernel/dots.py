@@ -139,7 +139,8 @@ class Dots:
     def pairs_sum(self, most: Any, codes: Sequence[Any], line: Any, bits: int) -> Any:
         """Return sums in 16 bits of pairs of products, for PAIRS: two for each column.
 
-        most: what the sums begin with, None for 0. The other arguments are as in `sum`.
+        most: what the sums begin with, None for 0.
+        codes, line, bits: as in `sum`.
         """
         b = self.b
         for i, code in enumerate(codes):
