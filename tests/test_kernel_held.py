@@ -19,6 +19,7 @@ from numba import config
 from numba.core import event
 
 import foretoken
+from foretoken.cli.options import tell_of_compiling
 from foretoken.core.interrupts import Interrupts
 from foretoken.kernel.compile import Loop
 
@@ -84,6 +85,8 @@ def interrupting() -> Iterator[Callable[[dict[str, int]], None]]:
 def test_an_interrupt_where_no_exception_can_pass_is_raised_afterwards(
     loop: Loop, interrupting: Callable[[dict[str, int]], None], times: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    tell_of_compiling()  # once per process: here, if no command of another test had it said
+    capfd.readouterr()
     interrupting({CALLED_BY_LLVM: times})
     with pytest.raises(KeyboardInterrupt):
         loop(4)
