@@ -125,11 +125,11 @@ class LevelRows(FlatRows):
         fresh = self._fresh(firsts)
         if fresh:
             for i, scores in zip(fresh, self._levels(fresh), strict=True):
-                self.rows[i].made = scores
+                self.rows[i].levels = scores
         out = []
         for row, first in zip(self.rows, firsts, strict=True):
-            levels = [row.level(node) for node in range(first, len(row.tree))]
-            out.append(row.made[torch.tensor(levels, device=row.made.device)] if levels else self._none())
+            depths = [row.level(node) for node in range(first, len(row.tree))]
+            out.append(row.levels[torch.tensor(depths, device=row.levels.device)] if depths else self._none())
         return out
 
     def parallel_scores(self, places: Sequence[tuple[int, int]]) -> Float[Tensor, "n m v"]:
@@ -138,7 +138,7 @@ class LevelRows(FlatRows):
         places: the n nodes, each as (index of its row, index of the node in the row's tree). The node has the depth
             `parallel_from`, so that it is the root in this class; its row was scored since the last `keep`.
         """
-        return torch.stack([self.rows[row].made for row, _ in places])
+        return torch.stack([self.rows[row].levels for row, _ in places])
 
 
 class MedusaRows(LevelRows):
@@ -266,7 +266,7 @@ class HydraRows(FlatRows):
         for level, nodes in by_level.items():
             paths = [[self.rows[i].tokens[j] for j in self.rows[i].above(node)] for i, node in nodes]
             embedded = self.target.embed(torch.tensor(paths, device=device))
-            prefix = torch.stack([self.rows[i].made for i, _ in nodes])
+            prefix = torch.stack([self.rows[i].prefix for i, _ in nodes])
             scores = self.head.level(level, prefix, list(embedded.unbind(1)))
             for (i, node), score in zip(nodes, scores, strict=True):
                 logits[i][node - firsts[i]] = score
@@ -276,7 +276,7 @@ class HydraRows(FlatRows):
         """Run the prefix layer on new states until it has read all those of `rows`, by CHUNK per row and call."""
         if self.cache is None:
             for i in rows:
-                self.rows[i].made = self.rows[i].features[-1] / self.head.feature_scale
+                self.rows[i].prefix = self.rows[i].features[-1] / self.head.feature_scale
             return
         assert isinstance(self.cache, SlotCache)
         while any(self.rows[i].read < len(self.rows[i].features) for i in rows):
@@ -294,5 +294,5 @@ class HydraRows(FlatRows):
             prefix = self.head.prefix_states(states, cos, sin, attend)
             for row, of_row, count in zip(self.rows, prefix, counts, strict=True):
                 if count:
-                    row.made = of_row[count - 1]
+                    row.prefix = of_row[count - 1]
                     row.read += count

@@ -37,8 +37,8 @@ class HeadRow:
     states: in a serial head, the states that the head made of the tree's nodes, one [d] per node.
     parallel: in Gumiho, per node at depth 2 the logits of all levels below it [number of MLPs, v].
     read: in Hydra, DFlash and JetFlow, number of the target's states that were read into the head's cache.
-    made: what came of all states of the text: the logits of all k levels [k, v] in Medusa, DFlash and JetFlow, the
-        prefix state [d] in Hydra.
+    levels: in Medusa, DFlash and JetFlow, the logits of all levels below the last committed token [k, v].
+    prefix: in Hydra, the prefix state of the text [d].
     """
 
     length: int = 1
@@ -48,7 +48,8 @@ class HeadRow:
     states: list[Tensor] = field(default_factory=list)
     parallel: dict[int, Tensor] = field(default_factory=dict)
     read: int = 0
-    made: Tensor = field(default_factory=lambda: torch.empty(0))
+    levels: Tensor = field(default_factory=lambda: torch.empty(0))
+    prefix: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def level(self, node: int) -> int:
         """Return the depth of `node` below the last committed token, which is in the tree itself.
