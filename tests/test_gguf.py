@@ -22,7 +22,7 @@ from foretoken.gguf.folder import write_folder
 from foretoken.gguf.reader import open_gguf
 from foretoken.gguf.stored import Stored, in_bfloat16, packed, write_stored
 from foretoken.gguf.tensors import Weight
-from foretoken.kernel.packing import pack
+from foretoken.kernel.packing import to_panels
 from foretoken.models.load import load_model
 from thinning import one_in
 
@@ -138,7 +138,7 @@ def test_a_matrix_that_is_laid_out_in_parts_is_the_same(tmp_path: Path, monkeypa
     (made_parts,) = [tensor for tensor in packed([*weights.values()]) if tensor.name == tensors.HEAD]
     parts = [*made_parts.make()]
     assert len(parts) == 2
-    assert np.array_equal(np.concatenate(parts), pack("q8_0", head.raw()))
+    assert np.array_equal(np.concatenate(parts), to_panels("q8_0", head.raw()))
 
 
 @pytest.mark.parametrize("words", ["smollm", "qwen2", "gpt-2", "llama-bpe", "smaug-bpe", "tekken", "lfm2"])

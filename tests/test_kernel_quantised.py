@@ -18,7 +18,7 @@ from foretoken.audit.report import OK
 from foretoken.core.errors import ForetokenError
 from foretoken.kernel import dots
 from foretoken.kernel.compile import compiled
-from foretoken.kernel.packing import pack
+from foretoken.kernel.packing import to_panels
 from foretoken.kernel.quantised import KINDS, packed_bytes, read_row, unpack
 from foretoken.models import panels
 from foretoken.models.causal_lm import CausalLM
@@ -67,7 +67,7 @@ def test_weights_are_those_of_the_file(kind: str) -> None:
     assert embedding.embedding_dim == 512
     got = embedding(torch.tensor([[3, 69], [0, 3]]))
     assert np.array_equal(got.numpy(), weights[[[3, 69], [0, 3]]])
-    packed = pack(kind, raw)
+    packed = to_panels(kind, raw)
     assert len(packed) == packed_bytes(kind, 70, 512)
     assert len(packed) <= 1.03 * 128 / 70 * raw.nbytes  # two panels of 64 columns
 
@@ -85,7 +85,7 @@ def rounded_rows(x: NDArray[np.float32]) -> NDArray[np.float64]:
 def test_product(kind: str, out: int, k: int) -> None:
     """Rows of any number, as the plain definition has them, and each with the bits that it has alone."""
     raw = random_rows(kind, out, k)
-    linear = PackedLinear(kind, pack(kind, raw), k, out)
+    linear = PackedLinear(kind, to_panels(kind, raw), k, out)
     x = torch.randn(70, k, generator=torch.Generator().manual_seed(0))
     want = rounded_rows(x.numpy()) @ true_weights(kind, raw).astype(np.float64).T
     alone = torch.cat([linear(row[None]) for row in x])
@@ -96,7 +96,7 @@ def test_product(kind: str, out: int, k: int) -> None:
 
 def test_rows_that_are_not_finite_or_zero() -> None:
     raw = random_rows("q4_k", 64, 512)
-    linear = PackedLinear("q4_k", pack("q4_k", raw), 512, 64)
+    linear = PackedLinear("q4_k", to_panels("q4_k", raw), 512, 64)
     x = torch.zeros(4, 512)
     x[1, 300], x[2, 3], x[3, 40] = torch.nan, torch.inf, 1.0
     y = linear(x)
@@ -119,7 +119,7 @@ def test_wrong_products_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_layer_tries_the_products_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     monkeypatch.setattr(panels, "check_quantised", tried.append)
-    PackedLinear("q5_0", pack("q5_0", random_rows("q5_0", 64, 256)), 256, 64)
+    PackedLinear("q5_0", to_panels("q5_0", random_rows("q5_0", 64, 256)), 256, 64)
     assert tried == ["q5_0"]
 
 
@@ -181,7 +181,7 @@ def test_other_instructions(name: str, half: bool, features: str, strips: int) -
     engine.finalize_object()
     x = torch.randn(3, 512, generator=torch.Generator().manual_seed(0)).numpy()
     for key, kind in KINDS.items():
-        packed = pack(key, random_rows(key, 64, 512))
+        packed = to_panels(key, random_rows(key, 64, 512))
         want = PackedLinear(key, packed, 512, 64)(torch.from_numpy(x)).numpy()
         lines, got = np.empty((16, 3, 16), np.int32), np.zeros((3, 64), np.float32)
         quantise(x, lines)
@@ -204,7 +204,7 @@ def packed_llama(kinds: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedModel
         new = (
             PackedEmbedding(kind, raw)
             if isinstance(module, nn.Embedding)
-            else PackedLinear(kind, pack(kind, raw), k, out)
+            else PackedLinear(kind, to_panels(kind, raw), k, out)
         )
         packed.set_submodule(name, new)
     return packed, plain

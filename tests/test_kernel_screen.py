@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.kernel.compile import use_threads
 from foretoken.kernel.model import Head, scores
-from foretoken.kernel.packing import pack
+from foretoken.kernel.packing import to_panels
 from foretoken.kernel.product import times
 from foretoken.kernel.quantised import KINDS
 from foretoken.kernel.screen import AGAIN, screen_of
@@ -22,7 +22,7 @@ def matrix() -> tuple[np.ndarray, np.ndarray]:
     """Panels of a matrix in 8 bits, with one block of zeros, and its screen."""
     weights = np.random.default_rng(0).normal(size=(V, K)).astype(np.float32)
     weights[3, :32] = 0
-    panels = pack("q8_0", gguf.quantize(weights, gguf.GGMLQuantizationType.Q8_0))
+    panels = to_panels("q8_0", gguf.quantize(weights, gguf.GGMLQuantizationType.Q8_0))
     return panels, screen_of(panels)
 
 

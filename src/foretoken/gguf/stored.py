@@ -109,10 +109,10 @@ def _rows(weight: Weight) -> Iterator[NDArray[np.uint8]]:
 
 
 def _panels(weight: Weight) -> Iterator[NDArray[np.uint8]]:
-    from foretoken.kernel.packing import pack  # imports numba
+    from foretoken.kernel.packing import to_panels  # imports numba
 
     for rows in _rows(weight):
-        yield pack(holder(weight.kind), rows)
+        yield to_panels(holder(weight.kind), rows)
 
 
 def write_stored(

@@ -13,7 +13,7 @@ from foretoken.kernel.sizes import COLUMNS, LANES, QUANTISED
 fours_at = arrays_of(np.uint32)  # of four codes each
 
 
-def pack(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def to_panels(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Lay out a matrix in panels.
 
     kind: a name among KINDS.

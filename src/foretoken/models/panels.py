@@ -104,7 +104,7 @@ class PackedLinear(PanelLinear):
         out_features: int,
         bias: Float[Tensor, " o"] | None = None,
     ) -> None:
-        """Use panels that packing.pack returned for a matrix, in memory or in a mapped file.
+        """Use panels that packing.to_panels returned for a matrix, in memory or in a mapped file.
 
         in_features, out_features, bias: as in nn.Linear.
 
@@ -306,7 +306,7 @@ def check_quantised(name: str) -> None:
 
     The products use other instructions on each kind of processor, and not all of them could be tried.
     """
-    from foretoken.kernel.packing import pack as pack_quantised
+    from foretoken.kernel.packing import to_panels
 
     x, kind = torch.arange(3 * 256, dtype=torch.float32, device="cpu").view(3, 256).sin(), KINDS[name]
     blocks = (np.arange(70 * 256 // kind.weights * kind.block_bytes) * 37 % 251).astype(np.uint8)
@@ -315,7 +315,7 @@ def check_quantised(name: str) -> None:
         blocks[:, at : at + 2] = 0, 44  # 1/16 as a float16
     raw = blocks.reshape(70, -1)
     with torch.inference_mode(), torch.autocast("cpu", enabled=False), one_thread():
-        got = product(x, torch.from_numpy(pack_quantised(name, raw)), kind.form, 70)
+        got = product(x, torch.from_numpy(to_panels(name, raw)), kind.form, 70)
         want = x @ torch.from_numpy(unpack(name, raw)).T
     if not (got - want).abs().max() <= 0.02 * want.abs().max():  # the product rounds input rows to 8 bits
         raise ForetokenError(

@@ -69,7 +69,7 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
 
     Raises UnpackableError where no layer but the LM head can be quantised; nothing has been then.
     """
-    from foretoken.kernel.packing import pack  # imports numba
+    from foretoken.kernel.packing import to_panels  # imports numba
 
     last, files = model.get_output_embeddings(), weight_files()
     chosen: list[tuple[nn.Module, str, str]] = []
@@ -92,7 +92,7 @@ def pack_quantised(model: HFModel, kind: str) -> HFModel:
             weight = _weight(module).detach().flatten(0, -2)
             out, width = weight.shape
             rows = list(threads.map(partial(_quantised, kind=own), weight.split(PART)))
-            panels = pack(own, np.concatenate(rows))
+            panels = to_panels(own, np.concatenate(rows))
             put = setattr if isinstance(module, nn.Linear) else put_stack
             put(parent, name, PackedLinear(own, panels, width, out, getattr(module, "bias", None)))
             files.forget(weight)
