@@ -13,6 +13,7 @@ from foretoken.heads.head import new_head
 from foretoken.heads.lm import ENOUGH, Usefulness, UselessHeadWarning
 from foretoken.models.causal_lm import CausalLM
 from foretoken.models.parts import parts
+from thinning import one_in
 
 NOISE = "drafts nothing useful: wrong target or layout"
 
@@ -27,7 +28,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return tiny.save(model, root / "target"), str(root / "head")
 
 
-@pytest.mark.parametrize("tree", ["chain:2", "dynamic:6"])
+@pytest.mark.parametrize("tree", one_in(2, ["chain:2", "dynamic:6"]))
 def test_an_untrained_head_is_named_once(folders: tuple[str, str], tree: str) -> None:
     target, head = folders
     engine = foretoken.load(target, drafter=head, tree=tree, device="cpu")

@@ -120,8 +120,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in KEPT}
 
 
-@pytest.mark.parametrize("options", LOADED, ids=str)
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(("options", "name"), one_in(3, product(LOADED, KEPT)), ids=str)
 def test_greedy_text_is_that_of_plain_decoding_bit_for_bit(
     folders: dict[str, Path], name: str, options: dict[str, Any]
 ) -> None:

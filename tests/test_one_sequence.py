@@ -121,8 +121,10 @@ def test_hidden_states_are_kept_in_a_plain_step(calls):
     assert result.token_ids == load().generate(PROMPT, max_new_tokens=1, temperature=0.0).token_ids
 
 
-@pytest.mark.parametrize("drafting", [{"drafter": "none"}, {"drafter": "ngram", "tree": "chain:3"}])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "drafting"),
+    one_in(3, product([0.0, 1.0], [{"drafter": "none"}, {"drafter": "ngram", "tree": "chain:3"}])),
+)
 def test_logits_that_are_not_finite_name_the_model(temperature, drafting):
     engine = foretoken.load(str(demo_folder() / "target"), dtype="float32", **drafting)
     kernel = engine.target.lm.backend

@@ -28,6 +28,7 @@ from foretoken.verify import VERIFIERS
 from foretoken.verify.randomised import Randomised
 from raising import raising
 from tables import off_target
+from thinning import one_in
 
 PAIRS = exact.all_pairs(seed=0)
 
@@ -129,8 +130,10 @@ def test_greedy_text_is_the_plain_text(models, tree):
     assert sum(r.stats.num_accepted for r in results) > 0
 
 
-@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
-@pytest.mark.parametrize(("prompts", "probability"), [(3, 0.6), (2, 0.1)])
+@pytest.mark.parametrize(
+    ("tree", "prompts", "probability"),
+    one_in(3, [(tree, *case) for tree in ("chain:3", "kary:2x2") for case in [(3, 0.6), (2, 0.1)]]),
+)
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(models, tree, prompts, probability):
     """With 0.1 most trees of the batch are a root alone, which still has the record of a law that drew nothing."""
     results = check_batch(load(models, tree=tree, draft_probability=probability), PROMPTS[:prompts], 24)

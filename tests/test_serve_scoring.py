@@ -1,6 +1,7 @@
 """Log probabilities of prompts: the model's own, at every length, and no text beside them changes."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from serving import NAME
 from serving import client as client  # fixtures
 from serving import engine as engine
 from serving import server as server
+from thinning import one_in
 from watching import calls_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -23,8 +25,7 @@ TEXT = "def f(x):\n    return x + 1\n\n\n" * 8
 LENGTHS = (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK + 7)
 
 
-@pytest.mark.parametrize("new", [0, 9])
-@pytest.mark.parametrize("drafter", [None, "drafter", "ngram"])
+@pytest.mark.parametrize(("new", "drafter"), one_in(4, product([0, 9], [None, "drafter", "ngram"])))
 def test_they_are_transformers_own(folders, work, drafter, new):
     engine = load(folders, drafter)
     model = AutoModelForCausalLM.from_pretrained(folders["target"])

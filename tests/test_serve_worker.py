@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -20,6 +21,7 @@ from listening import folders as folders  # fixtures
 from listening import work as work
 from raising import raising
 from serving import wait_until
+from thinning import one_in
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 PROMPTS = ["def f(x):", "import os\n", "a", "class A:\n    def __init__(self", "é", "return x"]
@@ -357,8 +359,7 @@ def test_one_who_cannot_be_told_is_cancelled(folders, work):
     assert len(lost.news) == 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("tree", ["chain:3", "kary:2x2"])
+@pytest.mark.parametrize(("temperature", "tree"), one_in(3, product([0.0, 0.8], ["chain:3", "kary:2x2"])))
 def test_log_probabilities_are_the_models_own(folders, work, temperature, tree):
     """Of drafted tokens as of others, before penalties and temperature; and asking for them changes no text."""
     engine = load(folders, tree=tree)

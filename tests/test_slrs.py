@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from foretoken.vocab.slrs import SLRSDrafter, SLRSSession
 from foretoken.vocab.translation import FIRM
 from raising import raising
 from rates import summed
+from thinning import one_in
 
 RULE = VERIFIERS["string-rejection"]
 # "ab" is no token, so that a draft that has "a" stays open at "ab".
@@ -217,8 +219,7 @@ def load(target, name, **options):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", zoo.DRAFTERS)
+@pytest.mark.parametrize(("temperature", "name"), one_in(4, product([0.0, 1.0], zoo.DRAFTERS)))
 def test_the_drafters_cache_and_scores_are_its_context_at_every_step(target, name, temperature, monkeypatch):
     """Also where a sequence leaves, and where there was too little room at first."""
     monkeypatch.setattr(slrs, "CHAIN", 3)

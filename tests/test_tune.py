@@ -3,7 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import pytest
@@ -105,8 +105,7 @@ def test_a_workload_that_measures_nothing_is_refused():
         _ = Continued((), 0.0).tokens_per_s
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("drafter", ["model", "ngram"])
+@pytest.mark.parametrize(("temperature", "drafter"), one_in(3, product([0.0, 0.7], ["model", "ngram"])))
 def test_every_recipe_that_is_tried_can_be_drafted(demo, monkeypatch, drafter, temperature):
     monkeypatch.setattr(candidates, "num_cores", lambda: 2)
     engine = foretoken.load(str(demo / "target"), drafter=str(demo / "drafter") if drafter == "model" else drafter)

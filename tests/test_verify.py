@@ -53,7 +53,7 @@ def once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(("rule", "law"), ACCEPTED + MORE, ids=name)
+@pytest.mark.parametrize(("rule", "law"), [*ACCEPTED, *one_in(4, MORE)], ids=name)
 def test_every_rule_is_lossless_for_every_law_it_accepts(rule: Verifier, law: Law) -> None:
     measured = exact.measure(rule, law, pairs_for(rule, law))
     assert measured.exact, measured
@@ -65,7 +65,7 @@ def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unchecked", "without_loops")
-@pytest.mark.parametrize(("rule", "law"), [pair for pair in ACCEPTED if pair[0].name in COMPILED], ids=name)
+@pytest.mark.parametrize(("rule", "law"), one_in(2, [pair for pair in ACCEPTED if pair[0].name in COMPILED]), ids=name)
 def test_the_plain_row_is_lossless_too(rule: Verifier, law: Law) -> None:
     assert exact.measure(rule, law, exact.all_pairs(seed=2, most=4, num_random=2)).exact
 
@@ -108,7 +108,7 @@ def test_rows_that_are_no_numbers_are_not_exact(law: Law) -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("rule", "law", "dtype"),
-    one_in(5, [(*pair, dtype) for pair in ACCEPTED for dtype in (torch.float32, torch.float64)]),
+    one_in(11, [(*pair, dtype) for pair in ACCEPTED for dtype in (torch.float32, torch.float64)]),
     ids=name,
 )
 def test_rows_are_distributions_of_p_dtype(rule: Verifier, law: Law, dtype: torch.dtype) -> None:

@@ -1,6 +1,7 @@
 """Block verification: the exact law of whole chains and trees, more tokens than node by node; and in the engine."""
 
 from collections import defaultdict
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from foretoken.trees import static
 from foretoken.verify import VERIFIERS
 from foretoken.verify.block import TreeBlock, decide, is_chain, plain_decision
 from tables import PlainNumbers, each, off_target, table_decoding
+from thinning import one_in
 from whole_texts import Path, Table, add_text, chance, deviation, pair, paths, steps
 
 BLOCK, STANDARD, TRANSPORT = VERIFIERS["block"], VERIFIERS["standard"], VERIFIERS["block-transport"]
@@ -108,9 +110,10 @@ def test_a_chain_that_ended_early() -> None:
     assert (path, token) == ((0, 1), 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("sharpness", [0.0, 1.0, 4.0])
-@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("dtype", "sharpness", "length"),
+    one_in(5, product([torch.float32, torch.float64], [0.0, 1.0, 4.0], [1, 2, 5])),
+)
 def test_the_compiled_decision_is_the_plain_one(dtype: torch.dtype, sharpness: float, length: int) -> None:
     """sharpness: how far p is from q; 0 is p == q. Neither is quite normalised."""
     rng = torch.Generator().manual_seed(length)
@@ -225,8 +228,10 @@ def test_weights_that_forget_the_siblings_are_caught(monkeypatch: pytest.MonkeyP
     assert enumerated(TRANSPORT, IID, UNEVEN)[0] > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["block-transport", "block-pairwise", "traversal"])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    one_in(2, product([torch.float32, torch.float64], ["block-transport", "block-pairwise", "traversal"])),
+)
 def test_the_compiled_walk_is_the_plain_one(name: str, dtype: torch.dtype) -> None:
     """Trees of no, one and two draws a node; the same uniforms, so the same path and token."""
     rng, v = torch.Generator().manual_seed(0), 300
