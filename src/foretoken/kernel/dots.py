@@ -225,7 +225,9 @@ def emit(
     block_bytes = subs_bytes + COLUMNS // LANES * strip_bytes
     turns = COLUMNS // LANES // strips  # turns per block: a turn computes `strips` strips of one block
     parts, fused = max(kind.subs, 1), ("contract",)  # parts of a block with a factor of their own
-    pieces = 1 if dots.halves is None else 2  # a block's codes meet the rows at once, or half of those of 2 n columns
+    # A block's codes meet the rows at once, or half of those of 2 n columns: the entry of 2026-12-01 on products in
+    # AVX2 in docs/LOG.md.
+    pieces = 1 if dots.halves is None else 2
     with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
         number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # the block's number in the panel
         group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
