@@ -7,16 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.kernel import layer as steps
-from foretoken.kernel.addresses import alive, bits_of
+from foretoken.kernel.addresses import alive, arrays_of, bits_of, floats
 from foretoken.kernel.compile import fused
 from foretoken.kernel.dots import unpack_row
 from foretoken.kernel.pointwise import norm, shift
 from foretoken.kernel.product import times
 from foretoken.kernel.screen import screened
-from foretoken.kernel.sizes import COLUMNS
+from foretoken.kernel.sizes import COLUMNS, HALVED, WHOLE
 from foretoken.kernel.softmax import softmax
 from foretoken.kernel.together import GATE
 
+halves_at = arrays_of(np.uint16)
 SPREAD = 1_600_000  # a layer with more multiplications than this is computed in several threads
 
 
@@ -79,9 +80,10 @@ class Mlps(NamedTuple):
 class Table(NamedTuple):
     """The embeddings of all tokens.
 
-    rows: one of three: float32 [vocabulary, width], the bits of bfloat16 in uint16 [vocabulary, width], or blocks of a
-        GGUF file in uint8 [vocabulary, bytes per row].
-    form: the form of the blocks, see quantised.py; read only where rows are uint8.
+    rows: the bytes of all rows, of one type so that loops are compiled once for all forms, uint8 [vocabulary, bytes per
+        row].
+    form: WHOLE where they are float32 numbers, HALVED where they are bfloat16 ones; else they are blocks of a GGUF file
+        of this form, see quantised.py.
     width: the numbers of an embedding.
     factor: by which embeddings are multiplied.
     """
@@ -199,17 +201,20 @@ def embed(table, tokens, x):
     tokens: token ids [n] int64, each with a row in the table: this is not checked.
     x: float32 [n, width].
     """
-    rows, words = table.rows, bits_of(x)
+    words, width, row_bytes = bits_of(x), x.shape[1], table.rows.shape[1]
     for i in range(len(tokens)):
-        if rows.itemsize == 1:
-            unpack_row(rows.ctypes.data + tokens[i] * rows.shape[1], rows.shape[1], table.form, x[i].ctypes.data)
-        elif rows.itemsize == 2:
-            for j in range(x.shape[1]):
-                words[i, j] = np.uint32(rows[tokens[i], j]) << np.uint32(16)
+        at = table.rows.ctypes.data + tokens[i] * row_bytes
+        if table.form == WHOLE:
+            numbers = floats(at, (width,))
+            for j in range(width):
+                x[i, j] = numbers[j]
+        elif table.form == HALVED:
+            halves = halves_at(at, (width,))
+            for j in range(width):
+                words[i, j] = np.uint32(halves[j]) << np.uint32(16)
         else:
-            for j in range(x.shape[1]):
-                x[i, j] = rows[tokens[i], j]
-        for j in range(x.shape[1]):
+            unpack_row(at, row_bytes, table.form, x[i].ctypes.data)
+        for j in range(width):
             x[i, j] *= table.factor
 
 

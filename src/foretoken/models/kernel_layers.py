@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from foretoken.core.sampling import inverse
 from foretoken.core.shapes import Float
 from foretoken.kernel.memory import Arena
-from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, LANES, SILU, WHOLE
+from foretoken.kernel.sizes import ALL, COLUMNS, DOTTED, HALVED, LANES, SILU, WHOLE
 from foretoken.kernel.threads import ThreadChoice
 from foretoken.models.cache import Place, Slots
 from foretoken.models.chains import ChainDraws, DrawnChain
@@ -297,8 +297,8 @@ def table_of(embedding: nn.Embedding | PackedEmbedding) -> "Table":
     if isinstance(embedding, PackedEmbedding):
         return Table(embedding.raw, embedding.form, embedding.embedding_dim, np.float32(embedding.scale))
     weight = embedding.weight.detach()
-    bits = weight.dtype == torch.bfloat16
-    rows = weight.contiguous().view(torch.int16).numpy().view(np.uint16) if bits else array(weight)
+    form = HALVED if weight.dtype == torch.bfloat16 else WHOLE
+    rows = weight.contiguous().view(torch.int16).numpy() if form == HALVED else array(weight)
     scale = getattr(embedding, "embed_scale", None)  # Gemma's
     factor = 1.0 if scale is None else float(scale.to(weight.dtype))
-    return Table(rows, WHOLE, embedding.embedding_dim, np.float32(factor))
+    return Table(rows.view(np.uint8), form, embedding.embedding_dim, np.float32(factor))
