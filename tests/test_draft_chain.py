@@ -139,7 +139,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize(("sampling", "options"), one_in(5, SAMPLED))
+@pytest.mark.parametrize(("sampling", "options"), one_in(3, SAMPLED))
 def test_the_trees_are_the_same(name, sampling, options, calls, monkeypatch):
     engine = load(name, **options)
     compiled = trees(engine, sampling)
@@ -224,7 +224,7 @@ def test_recorded_levels_go_on_plainly_after_a_wrong_one(recorded, monkeypatch):
 WITH_FLOORS = [*((*case, None) for case in SAMPLED), *((*case, FLOORS) for case in FLOORED)]
 
 
-@pytest.mark.parametrize(("sampling", "options", "floors"), one_in(5, WITH_FLOORS))
+@pytest.mark.parametrize(("sampling", "options", "floors"), one_in(3, WITH_FLOORS))
 def test_recorded_levels_are_those_drafted_one_by_one(recorded, sampling, options, floors, monkeypatch):
     calls = calls_of(monkeypatch, SerialRows, "_recorded")
     engine = loaded(recorded, **options)

@@ -71,6 +71,6 @@ SEEDED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "tree"), one_in(2, SEEDED))
+@pytest.mark.parametrize(("kind", "tree"), one_in(3, SEEDED))
 def test_the_text_depends_on_the_seed_alone_not_on_the_batch(folders, kind, tree):
     check_batch(load(folders, kind, tree=tree, max_batch=2), PROMPTS[1:], 12)

@@ -132,14 +132,14 @@ def in_form(model: PreTrainedModel, form: int) -> torch.dtype:
 CASES = [*pairs(VARIANTS + CHANGED, [WHOLE, HALVED, DOTTED]), *pairs(EXPERTS, [WHOLE, HALVED])]
 
 
-@pytest.mark.parametrize(("variant", "form"), one_in(5, CASES))  # with bfloat16 states other experts are chosen
+@pytest.mark.parametrize(("variant", "form"), one_in(2, CASES))  # with bfloat16 states other experts are chosen
 def test_equals_the_generic_path(variant: tuple[str, dict[str, Any]], form: int) -> None:
     family, changes = variant
     model = random_model(family, {"head_dim": 16, **changes})
     assert_equal_paths(model, in_form(model, form))
 
 
-@pytest.mark.parametrize(("family", "changes"), one_in(3, VARIANTS + EXPERTS + CHANGED))
+@pytest.mark.parametrize(("family", "changes"), VARIANTS + EXPERTS + CHANGED)
 def test_bfloat16_is_nearer_to_float64_than_torch_is(family: str, changes: dict[str, Any]) -> None:
     model = nn.Module.to(random_model(family, {"head_dim": 16, **changes}), torch.bfloat16)
     tokens = [[i * 31 % 99 + 1 for i in range(40)]]

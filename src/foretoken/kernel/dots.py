@@ -228,6 +228,7 @@ def emit(
     # A block's codes meet the rows at once, or half of those of 2 n columns: the entry of 2026-12-01 on products in
     # AVX2 in docs/LOG.md.
     pieces = 1 if dots.halves is None else 2
+    halved = pieces > parts  # whether both halves have one factor: the sums of the first wait in memory for the second
     with cgutils.for_range(b, b.mul(groups, I64(blocks * turns)), intp=I64) as loop:
         number, turn = b.udiv(loop.index, I64(turns)), b.urem(loop.index, I64(turns))  # the block's number in the panel
         group, block = (b.lshr(number, I64(3)), b.and_(number, I64(7))) if blocks == 8 else (number, I64(0))
@@ -262,7 +263,8 @@ def emit(
         def exact_sum(codes: list[Any], part: int, line: Any, word: int, half: Any) -> Any:
             """Return the exact sum of the weights of one factor with a row, without the codes' offset.
 
-            codes, word: their codes, and the number of the line's word that meets the first.
+            codes, part: their codes, and the number of the factor.
+            line, word: address of the row's line, and the number of its word that meets the first codes.
             half: None, or a pointer to the sum of the weights before these.
             """
             offset = {8: BY_8, 16: BY_16, 32: FIRST + part}.get(kind.offset)
@@ -279,8 +281,8 @@ def emit(
             each = len(words) // len(numbers)
             with cgutils.for_range(b, rows, intp=I64) as row:
                 line = b.add(line0, b.mul(row.index, I64(LINE)))
-                halves = [None if pieces <= parts else dots.half_at(row.index, i) for i in range(len(together))]
-                if pieces > parts and not piece:
+                halves = [dots.half_at(row.index, i) if halved else None for i in range(len(together))]
+                if halved and piece == 0:
                     for half, (_, _, codes, _) in zip(halves, together, strict=True):
                         b.store(dots.half_sum(codes, line, kind.bits), half)
                     continue
